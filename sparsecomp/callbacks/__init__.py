@@ -1,0 +1,9 @@
+"""Pruning callbacks for any LightningModule."""
+
+from sparsecomp.callbacks.base import PruningBase, PruningEvent
+from sparsecomp.callbacks.fixed_masks import FixedMasks
+from sparsecomp.callbacks.lottery_ticket_pruning import LotteryTicketPruning
+from sparsecomp.callbacks.magnitude_pruning import MagnitudePruning
+from sparsecomp.callbacks.pruning import Pruning
+
+__all__ = ["FixedMasks", "LotteryTicketPruning", "MagnitudePruning", "Pruning", "PruningBase", "PruningEvent"]

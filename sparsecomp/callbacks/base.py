@@ -1,0 +1,272 @@
+"""What every pruning callback shares: it holds masks through a Lightning training and its checkpoints."""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from sparsecomp._checks import check_instance
+from sparsecomp._rendering import render
+from sparsecomp.averaging import averaged_tensors
+from sparsecomp.callbacks.position import Position
+from sparsecomp.masks import MaskStore
+from sparsecomp.selection import Selection, selection_table
+
+_STATE_VERSION = 1
+_SHARDED = (FSDPStrategy, DeepSpeedStrategy, ModelParallelStrategy)
+
+
+@dataclass(frozen=True)
+class PruningEvent:
+    """What one pruning event did.
+
+    Attributes:
+        position: Its place in the schedule, in `unit`.
+        unit: "step", "epoch" or "fraction".
+        step: Completed optimizer steps when it happened.
+        epoch: Completed epochs when it happened.
+        target: Total sparsity asked for.
+        before: Sparsity before.
+        after: Sparsity after.
+        layers: Parameter name to its sparsity before and after.
+        rewound: Whether kept weights went back to the rewind point.
+    """
+
+    position: float
+    unit: str
+    step: int
+    epoch: int
+    target: float
+    before: float
+    after: float
+    layers: dict[str, tuple[float, float]]
+    rewound: bool
+
+
+class PruningBase(L.Callback, ABC):
+    """Holds masks on any LightningModule: weights stay plain parameters, zeroed in place.
+
+    Gradients of masked weights are zeroed before clipping, optimizer state once per event, so that masked weights stay
+    exactly zero; after the first step that follows an event, and at the end of each epoch, this is verified, and where
+    an optimizer moves them all the same (LBFGS, Muon), they are zeroed after each of its steps too, with a warning.
+    Masks, events and all that a resume needs are part of the checkpoint. Validation, testing and the sanity check never
+    prune. A second `fit` of the same network goes on with its masks; another network starts anew. One pruner a Trainer.
+
+    A subclass gives `_act`, which is called before the first and after each training batch.
+
+    Args:
+        selection: What is prunable; the default of `Selection` if None.
+    """
+
+    _store: MaskStore | None
+    _loaded: dict[str, Any] | None  # a checkpoint's state, until fit starts
+    _module: Callable[[], L.LightningModule | None]
+    _events: list[PruningEvent]
+    _handles: list[RemovableHandle]
+    _verified_until: float  # the step after which zeros are to be looked at
+    _resumed: bool
+
+    def __init__(self, selection: Selection | None = None) -> None:
+        if selection is not None:
+            check_instance("selection", selection, "what is prunable", Selection, "Selection(exclude=['head'])")
+        self.selection = selection or Selection()
+        self._forget()
+
+    @property
+    def masks(self) -> Mapping[str, Tensor]:
+        """Parameter name to bool tensor, True = kept; empty before the first fit."""
+        return self._store.masks if self._store is not None else (self._loaded or {}).get("masks", {})
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the selected weights that is masked, in [0, 1]: the nominal sparsity."""
+        return self._store.sparsity if self._store is not None else 0.0
+
+    @property
+    def layer_sparsity(self) -> dict[str, float]:
+        """Parameter name to the fraction of it that is masked."""
+        return self._store.layer_sparsity() if self._store is not None else {}
+
+    @property
+    def events(self) -> list[PruningEvent]:
+        """What happened so far, in order."""
+        return list(self._events)
+
+    @property
+    def state_key(self) -> str:
+        """The same for every pruner and setting, so that no checkpoint forgets its masks."""
+        return "sparsecomp.pruning"
+
+    @abstractmethod
+    def _act(self, trainer: L.Trainer, pl_module: L.LightningModule, position: Position) -> None:
+        """Do what is due at `position`."""
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Refuse what cannot hold masks. A checkpoint may be loaded next: it must arrive untouched."""
+        if is_overridden("configure_callbacks", pl_module) and any(
+            isinstance(callback, PruningBase) for callback in _as_list(pl_module.configure_callbacks())
+        ):
+            raise ValueError(
+                f"{type(pl_module).__name__}.configure_callbacks returns a pruner, and Lightning lets it replace one of "
+                "the Trainer without a word; give the pruner to the Trainer (or to `pruning:` in the config) instead."
+            )
+        if isinstance(trainer.strategy, _SHARDED):
+            raise ValueError(
+                f"{type(trainer.strategy).__name__} splits parameters over devices, and masks need whole ones; use "
+                "strategy='ddp' or a single device."
+            )
+        self._release()
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Make the masks: new ones, those of the last fit of this network, or those of the checkpoint."""
+        store = MaskStore(pl_module, self.selection)
+        _refuse_sparse_adam(trainer, store)
+        carried: Mapping[str, Tensor] | None = None
+        if self._loaded is not None:
+            carried = self._loaded["masks"]
+            self._resumed = True
+        elif self._store is not None and self._module() is pl_module:
+            carried = self._store.masks
+        elif self._store is not None:
+            rank_zero_info("Another network than in the last fit: its pruning starts anew.")
+            self._forget()
+        if carried:
+            store.load_state_dict(carried)
+        self._store, self._loaded, self._module = store, None, weakref.ref(pl_module)
+        rank_zero_info(render(selection_table(store.selected, pl_module)))
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Hold the masks from here on, and do what is due before the first step."""
+        self._held.attach()
+        self._hold_everywhere(trainer, pl_module)
+        self._act(trainer, pl_module, Position.of(trainer))
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Mask gradients before they are clipped, or pruned coordinates would enter the norm."""
+        self._held.mask_grads_()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """See that zeros held, then do what is due: on the last batch of an epoch that is before validation."""
+        epoch_complete = trainer.is_last_batch
+        if epoch_complete or trainer.global_step > self._verified_until:
+            self._verify(trainer)
+        self._act(trainer, pl_module, Position.of(trainer, epoch_complete=epoch_complete))
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the sparsity on the step axis of everything else."""
+        pl_module.log("pruning/sparsity", self.sparsity, on_step=False, on_epoch=True, sync_dist=True)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Leave the network sparse, also after an average was copied into it."""
+        self._held.apply_()
+        self._release()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Let go of the network."""
+        self._release()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Masks and events; plain containers and tensors, which `torch.load(weights_only=True)` reads."""
+        if self._store is None:
+            return self._loaded or {}
+        events = [asdict(event) for event in self._events]
+        return {"version": _STATE_VERSION, "masks": self._store.state_dict(), "events": events}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state until the network is there to hold it.
+
+        Raises:
+            ValueError: If the state is of a newer version.
+        """
+        if state_dict["version"] > _STATE_VERSION:
+            raise ValueError(
+                f"the pruning state of this checkpoint has version {state_dict['version']}, and this sparsecomp reads up "
+                f"to {_STATE_VERSION}; use the newer sparsecomp it was written with."
+            )
+        self._forget()
+        self._loaded = state_dict
+        self._events = [PruningEvent(**event) for event in state_dict["events"]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_module": _no_module, "_handles": []}
+
+    @property
+    def _held(self) -> MaskStore:
+        if self._store is None:
+            raise RuntimeError("masks exist from the start of `Trainer.fit` on.")
+        return self._store
+
+    def _forget(self) -> None:
+        """Be as before the first fit."""
+        self._store = None
+        self._loaded = None
+        self._module = _no_module
+        self._events = []
+        self._handles = []
+        self._verified_until = float("inf")
+        self._resumed = False
+
+    def _release(self) -> None:
+        if self._store is not None:
+            self._store.detach()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._resumed = False
+
+    def _hold_everywhere(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Zero masked places of the weights, of what optimizers remember and of averages; verify after the next step."""
+        self._held.apply_()
+        self._held.zero_optimizer_state_(trainer.optimizers)
+        for tensors in averaged_tensors(pl_module, trainer):
+            self._held.apply_to_(tensors)
+        self._verified_until = trainer.global_step
+
+    def _verify(self, trainer: L.Trainer) -> None:
+        self._verified_until = float("inf")
+        revived = self._held.revived()
+        if not revived:
+            return
+        self._held.apply_()
+        if self._handles:
+            return
+        for optimizer in trainer.optimizers:
+            self._handles.append(optimizer.register_step_post_hook(lambda *_: self._held.apply_()))
+        rank_zero_warn(
+            f"Masked weights of {', '.join(revived)} moved although their gradients are zero "
+            f"({', '.join(type(optimizer).__name__ for optimizer in trainer.optimizers)}); from now on they are zeroed "
+            "after each optimizer step."
+        )
+
+
+def _no_module() -> None:
+    return None
+
+
+def _as_list(callbacks: Any) -> list[L.Callback]:
+    return list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+
+
+def _refuse_sparse_adam(trainer: L.Trainer, store: MaskStore) -> None:
+    names = {id(entry.parameter): entry.name for entry in store.selected}
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, torch.optim.SparseAdam):
+            held = [names[id(p)] for group in optimizer.param_groups for p in group["params"] if id(p) in names]
+            if held:
+                raise TypeError(
+                    f"SparseAdam takes sparse gradients only, which hold no mask, and it has {', '.join(held)}; give these "
+                    "parameters to Adam, or leave them out with Selection(exclude=...)."
+                )

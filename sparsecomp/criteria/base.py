@@ -1,0 +1,83 @@
+"""What to keep: the interface of every criterion."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class Need(Enum):
+    """What a criterion looks at beside weights and masks."""
+
+    GRADIENTS = "gradients"
+    INPUT_MOMENTS = "input moments"
+    ACTIVATIONS = "activations"
+
+    @property
+    def loss(self) -> bool:
+        """Whether data alone is not enough and a loss is needed too."""
+        return self is Need.GRADIENTS
+
+
+@dataclass(frozen=True)
+class ScoreContext:
+    """The network as a criterion sees it at one pruning event.
+
+    Attributes:
+        module: The network, not to be changed.
+        weights: Name to the selected weights, detached, pruned ones zero.
+        masks: Name to the masks so far, bool, True = kept.
+        seed: A number of this run and event, the same on every rank and after a resume.
+        data: Batches, where the criterion's needs ask for them.
+        loss: Scalar loss of (module, batch), where the needs ask for it.
+    """
+
+    module: nn.Module
+    weights: Mapping[str, Tensor]
+    masks: Mapping[str, Tensor]
+    seed: int = 0
+    data: Iterable[Any] | None = None
+    loss: Callable[[nn.Module, Any], Tensor] | None = field(default=None, repr=False)
+
+    def generator(self) -> torch.Generator:
+        """A fresh CPU generator for this event; the global random state is left alone."""
+        return torch.Generator().manual_seed(self.seed)
+
+
+class Criterion(ABC):
+    """Scores each weight: the larger, the more it should be kept.
+
+    A subclass is one file: it sets `needs` and gives `score`, and `refit` where kept weights, biases or norm statistics
+    are adapted to what was removed. It keeps no state from event to event and changes nothing itself.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
+
+    @abstractmethod
+    def score(self, context: ScoreContext) -> dict[str, Tensor]:
+        """Return finite scores of the same names and shapes as `context.weights`."""
+
+    def refit(self, context: ScoreContext, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return new values of parameters or buffers under the new masks, by qualified name; by default none."""
+        return {}
+
+    def check_needs(self, context: ScoreContext) -> None:
+        """Refuse a context that lacks what this criterion looks at."""
+        name = type(self).__name__
+        wants = " and ".join(sorted(need.value for need in self.needs))
+        if self.needs and context.data is None:
+            raise ValueError(
+                f"`data` yields the batches that {name} takes {wants} from, and none was given; pass `data`."
+            )
+        if any(need.loss for need in self.needs) and context.loss is None:
+            raise ValueError(
+                f"`loss` is the scalar that {name} takes {wants} of, and none was given; pass `loss`, a function of "
+                "(module, batch)."
+            )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"

@@ -97,6 +97,11 @@ class PruningBase(L.Callback, ABC):
         return self._store.layer_sparsity() if self._store is not None else {}
 
     @property
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Parameter name to how many of its weights are masked, and how many there are."""
+        return self._store.counts() if self._store is not None else {}
+
+    @property
     def events(self) -> list[PruningEvent]:
         """What happened so far, in order."""
         return list(self._events)

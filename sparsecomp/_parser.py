@@ -94,5 +94,5 @@ def _class_names() -> list[str]:
 
     names = {name for name in sparsecomp.__all__ if name[0].isupper()}
     for base in (LightningModule, LightningDataModule, Callback, Logger, nn.Module):
-        names |= {class_.__name__ for class_ in concrete_subclasses(base)}  # type: ignore[type-abstract]
+        names |= {class_.__name__ for class_ in concrete_subclasses(base)}
     return sorted(names)

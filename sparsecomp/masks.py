@@ -65,8 +65,7 @@ class MaskStore:
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Per selected parameter the number of masked weights and of all weights."""
-        sizes = {entry.name: self._masks[entry.name] for entry in self.selected}
-        return {name: (mask.numel() - int(mask.count_nonzero()), mask.numel()) for name, mask in sizes.items()}
+        return count_pruned(self._masks, (entry.name for entry in self.selected))
 
     def layer_sparsity(self) -> dict[str, float]:
         """Per selected parameter the fraction masked, in [0, 1]."""
@@ -210,6 +209,11 @@ class MaskStore:
             f"no mask can be set for {name!r}: it is neither selected nor the bias of a selected layer. Selected are "
             f"{', '.join(entry.name for entry in self.selected)}."
         )
+
+
+def count_pruned(masks: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Per name the number of masked weights and of all weights."""
+    return {name: (masks[name].numel() - int(masks[name].count_nonzero()), masks[name].numel()) for name in names}
 
 
 class _Reapply:

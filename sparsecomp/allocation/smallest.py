@@ -43,12 +43,15 @@ def _kth_smallest(scores: Sequence[Tensor], k: int, alive: Sequence[Tensor], cou
     below = 0
     candidates = []
     for score, mask in zip(scores, alive, strict=True):
-        under = (score < low) & mask
-        below += int(under.count_nonzero())
-        candidates.append(score[((score <= high) & mask) ^ under])
+        not_under = (score >= low) & mask
+        below += int(mask.count_nonzero()) - int(not_under.count_nonzero())
+        candidates.append(_pick(score, not_under & (score <= high)))
     pool = torch.cat([candidate.to(candidates[0].device) for candidate in candidates])
     if not below < k <= below + pool.numel():  # the sample was unlucky; without a bracket every score is a candidate
-        below, pool = 0, torch.cat([score[mask].to(low.device) for score, mask in zip(scores, alive, strict=True)])
+        below, pool = (
+            0,
+            torch.cat([_pick(score, mask).to(low.device) for score, mask in zip(scores, alive, strict=True)]),
+        )
     threshold = pool.kthvalue(k - below).values
     return threshold, k - below - int((pool < threshold).count_nonzero())
 
@@ -61,7 +64,7 @@ def _bracket(scores: Sequence[Tensor], k: int, alive: Sequence[Tensor], count: i
     for score, mask in zip(scores, alive, strict=True):
         size = max(1, round(_SAMPLE * score.numel() / total))
         if size >= score.numel():
-            drawn.append(score[mask])
+            drawn.append(_pick(score, mask))
             continue
         places = torch.randint(score.numel(), (size,), generator=generator).to(score.device)
         drawn.append(score.flatten()[places][mask.flatten()[places]])
@@ -77,6 +80,13 @@ def _bracket(scores: Sequence[Tensor], k: int, alive: Sequence[Tensor], count: i
     low = sample[centre - margin] if centre - margin >= 0 else -infinite
     high = sample[centre + margin] if centre + margin < n else infinite
     return low, high
+
+
+def _pick(score: Tensor, mask: Tensor) -> Tensor:
+    """The scores under the mask; numpy is three times faster at this on a CPU, but knows no bfloat16."""
+    if score.device.type == "cpu" and score.dtype is not torch.bfloat16:
+        return torch.from_numpy(score.detach().numpy()[mask.numpy()])
+    return score[mask]
 
 
 def _cut(scores: Sequence[Tensor], alive: Sequence[Tensor], threshold: Tensor, ties: int) -> list[Tensor]:

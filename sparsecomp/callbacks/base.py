@@ -2,7 +2,7 @@
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from sparsecomp._checks import check_instance
 from sparsecomp._rendering import render
 from sparsecomp.averaging import averaged_tensors
 from sparsecomp.callbacks.position import Position
-from sparsecomp.masks import MaskStore
+from sparsecomp.masks import MaskStore, count_pruned
 from sparsecomp.selection import Selection, selection_table
 
 _STATE_VERSION = 1
@@ -69,16 +69,17 @@ class PruningBase(L.Callback, ABC):
 
     _store: MaskStore | None
     _loaded: dict[str, Any] | None  # a checkpoint's state, until fit starts
-    _module: Callable[[], L.LightningModule | None]
+    _module: weakref.ref[L.LightningModule] | None  # the network that the masks belong to, None if that is not known
+    _set_up_for: weakref.ref[L.LightningModule] | None  # the network of the latest `setup`
     _events: list[PruningEvent]
     _handles: list[RemovableHandle]
-    _verified_until: float  # the step after which zeros are to be looked at
-    _resumed: bool
+    _verify_after: float  # the step after which zeros are to be looked at
 
     def __init__(self, selection: Selection | None = None) -> None:
         if selection is not None:
             check_instance("selection", selection, "what is prunable", Selection, "Selection(exclude=['head'])")
         self.selection = selection or Selection()
+        self._set_up_for = None
         self._forget()
 
     @property
@@ -89,17 +90,20 @@ class PruningBase(L.Callback, ABC):
     @property
     def sparsity(self) -> float:
         """Fraction of the selected weights that is masked, in [0, 1]: the nominal sparsity."""
-        return self._store.sparsity if self._store is not None else 0.0
+        pruned, total = (sum(column) for column in zip((0, 0), *self.counts.values(), strict=True))
+        return pruned / total if total else 0.0
 
     @property
     def layer_sparsity(self) -> dict[str, float]:
         """Parameter name to the fraction of it that is masked."""
-        return self._store.layer_sparsity() if self._store is not None else {}
+        return {name: pruned / total for name, (pruned, total) in self.counts.items()}
 
     @property
     def counts(self) -> dict[str, tuple[int, int]]:
         """Parameter name to how many of its weights are masked, and how many there are."""
-        return self._store.counts() if self._store is not None else {}
+        if self._store is not None:
+            return self._store.counts()
+        return count_pruned(self.masks, (self._loaded or {}).get("selected", ()))
 
     @property
     def events(self) -> list[PruningEvent]:
@@ -130,20 +134,16 @@ class PruningBase(L.Callback, ABC):
                 "strategy='ddp' or a single device."
             )
         self._release()
+        self._set_up_for = weakref.ref(pl_module)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Make the masks: new ones, those of the last fit of this network, or those of the checkpoint."""
         store = MaskStore(pl_module, self.selection)
         _refuse_sparse_adam(trainer, store)
-        carried: Mapping[str, Tensor] | None = None
-        if self._loaded is not None:
-            carried = self._loaded["masks"]
-            self._resumed = True
-        elif self._store is not None and self._module() is pl_module:
-            carried = self._store.masks
-        elif self._store is not None:
-            rank_zero_info("Another network than in the last fit: its pruning starts anew.")
+        if self.masks and self._module is not None and self._module() is not pl_module:
+            rank_zero_info("Another network than the one these masks were made for: its pruning starts anew.")
             self._forget()
+        carried = self.masks
         if carried:
             store.load_state_dict(carried)
         self._store, self._loaded, self._module = store, None, weakref.ref(pl_module)
@@ -166,7 +166,7 @@ class PruningBase(L.Callback, ABC):
     ) -> None:
         """See that zeros held, then do what is due: on the last batch of an epoch that is before validation."""
         epoch_complete = trainer.is_last_batch
-        if epoch_complete or trainer.global_step > self._verified_until:
+        if epoch_complete or trainer.global_step > self._verify_after:
             self._verify(trainer)
         self._act(trainer, pl_module, Position.of(trainer, epoch_complete=epoch_complete))
 
@@ -188,7 +188,12 @@ class PruningBase(L.Callback, ABC):
         if self._store is None:
             return self._loaded or {}
         events = [asdict(event) for event in self._events]
-        return {"version": _STATE_VERSION, "masks": self._store.state_dict(), "events": events}
+        return {
+            "version": _STATE_VERSION,
+            "masks": self._store.state_dict(),
+            "selected": [entry.name for entry in self._store.selected],
+            "events": events,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until the network is there to hold it.
@@ -203,10 +208,11 @@ class PruningBase(L.Callback, ABC):
             )
         self._forget()
         self._loaded = state_dict
+        self._module = self._set_up_for  # the network that the checkpoint was loaded into
         self._events = [PruningEvent(**event) for event in state_dict["events"]]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_module": _no_module, "_handles": []}
+        return self.__dict__ | {"_module": None, "_set_up_for": None, "_handles": []}
 
     @property
     def _held(self) -> MaskStore:
@@ -218,11 +224,10 @@ class PruningBase(L.Callback, ABC):
         """Be as before the first fit."""
         self._store = None
         self._loaded = None
-        self._module = _no_module
+        self._module = None
         self._events = []
         self._handles = []
-        self._verified_until = float("inf")
-        self._resumed = False
+        self._verify_after = float("inf")
 
     def _release(self) -> None:
         if self._store is not None:
@@ -230,7 +235,6 @@ class PruningBase(L.Callback, ABC):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._resumed = False
 
     def _hold_everywhere(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Zero masked places of the weights, of what optimizers remember and of averages; verify after the next step."""
@@ -238,10 +242,10 @@ class PruningBase(L.Callback, ABC):
         self._held.zero_optimizer_state_(trainer.optimizers)
         for tensors in averaged_tensors(pl_module, trainer):
             self._held.apply_to_(tensors)
-        self._verified_until = trainer.global_step
+        self._verify_after = trainer.global_step
 
     def _verify(self, trainer: L.Trainer) -> None:
-        self._verified_until = float("inf")
+        self._verify_after = float("inf")
         revived = self._held.revived()
         if not revived:
             return
@@ -255,10 +259,6 @@ class PruningBase(L.Callback, ABC):
             f"({', '.join(type(optimizer).__name__ for optimizer in trainer.optimizers)}); from now on they are zeroed "
             "after each optimizer step."
         )
-
-
-def _no_module() -> None:
-    return None
 
 
 def _as_list(callbacks: Any) -> list[L.Callback]:

@@ -1,7 +1,6 @@
 """Train under masks that are already there."""
 
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 
@@ -30,14 +29,9 @@ class FixedMasks(PruningBase):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the ticket on, unless a checkpoint or an earlier fit of this network has the masks."""
-        fresh = self._loaded is None and self._module() is not pl_module
         super().on_fit_start(trainer, pl_module)
-        if fresh:
+        if self.sparsity == 0.0:
             self._held.update_(load_ticket(self.ticket, pl_module, self.selection).masks)
 
     def _act(self, trainer: L.Trainer, pl_module: L.LightningModule, position: Position) -> None:
         """Nothing is ever due."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The masks."""
-        return super().state_dict()

@@ -86,7 +86,7 @@ class Pruning(PruningBase):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Do what is due before the first step."""
-        if trainer.global_step == 0 and not self._resumed:
+        if trainer.global_step == 0:
             self._last_event = None
         if self.rewind is not None and self._snapshot is None:
             position = Position.of(trainer).in_unit(self.rewind.unit)

@@ -1,0 +1,33 @@
+"""python -m benchmarks: print every ratio beside its limit."""
+
+import argparse
+import logging
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import masked_step, selection
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=60, help="interleaved rounds of each step (default 60)")
+    rounds = parser.parse_args().rounds
+    logging.getLogger("sparsecomp").setLevel(logging.ERROR)
+    torch.set_num_threads(1)  # a busy neighbour makes two threads crawl
+
+    table = Table(title=f"Ratios of medians, interleaved, one thread, torch {torch.__version__}", title_justify="left")
+    for heading in ("what", "sparsecomp", "aim", "peer"):
+        table.add_column(heading, justify="left" if heading == "what" else "right")
+    for what, ratio, limit, hooks in masked_step.rows(rounds):
+        table.add_row(what, f"{ratio:.3f} of dense", f"<= {limit:.2f}", f"hooks {hooks:.3f}")
+    for what, ratio, least, seconds in selection.rows(max(3, rounds // 8)):
+        table.add_row(f"{what}: torch's time / ours", f"{ratio:.1f} ({seconds:.3f} s)", f">= {least:.0f}", "1.0")
+    ours, theirs = selection.peak_mebibytes("ours"), selection.peak_mebibytes("torch")
+    table.add_row("the same: memory on top of the scores", f"{ours:.0f} MiB", "less", f"{theirs:.0f} MiB")
+    Console(width=130).print(table)
+
+
+main()

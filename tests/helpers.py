@@ -1,5 +1,8 @@
 """Small modules and data that many tests use."""
 
+import copy
+from collections.abc import Mapping
+
 import lightning as L
 import torch
 from torch import nn
@@ -28,7 +31,7 @@ class Lit(L.LightningModule):
         x, y = batch
         self.log("val_loss", nn.functional.cross_entropy(self.net(x), y))
 
-    def test_step(self, batch, _):
+    def test_step(self, batch, batch_idx):
         x, y = batch
         self.log("test_loss", nn.functional.cross_entropy(self.net(x), y))
 
@@ -53,5 +56,55 @@ def loader(n=32, d=16, c=4, batch_size=8):
 
 def trainer(*callbacks, **options):
     """A quiet CPU trainer without files."""
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return L.Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **{"max_epochs": 4} | quiet | options)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return L.Trainer(accelerator="cpu", callbacks=list(callbacks), **{"devices": 1, "max_epochs": 4} | quiet | options)
+
+
+class Watch(L.Callback):
+    """Calls functions of (trainer, module) at the named hooks."""
+
+    def __init__(self, **hooks):
+        for name, function in hooks.items():
+            setattr(self, name, lambda trainer, module, *_, call=function: call(trainer, module))
+
+
+def clone(state):
+    """A copy of nested containers that shares no tensor with them."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().clone()
+    if isinstance(state, Mapping):
+        return {key: clone(value) for key, value in state.items()}
+    return [clone(value) for value in state] if isinstance(state, list | tuple) else copy.deepcopy(state)
+
+
+def assert_same(left, right, path="it"):
+    """Equal bit for bit, through nested containers; NaN equals NaN."""
+    if isinstance(left, torch.Tensor):
+        assert (left.dtype, left.shape) == (right.dtype, right.shape), path
+        assert bool(((left == right) | (left.isnan() & right.isnan())).all()), path
+    elif isinstance(left, Mapping):
+        assert list(left) == list(right), path
+        for key in left:
+            assert_same(left[key], right[key], f"{path}[{key!r}]")
+    elif isinstance(left, list | tuple):
+        assert len(left) == len(right), path
+        for index, (a, b) in enumerate(zip(left, right, strict=True)):
+            assert_same(a, b, f"{path}[{index}]")
+    else:
+        assert left == right, path
+
+
+def masked_values(module, masks):
+    """All weights that the masks remove, joined."""
+    parameters = dict(module.named_parameters())
+    return torch.cat([parameters[name].detach()[~mask] for name, mask in masks.items()])
+
+
+def kept_values(tensors, masks):
+    """Name to the values that the masks keep."""
+    return {name: tensors[name].detach()[mask] for name, mask in masks.items()}

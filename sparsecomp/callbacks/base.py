@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -69,10 +70,11 @@ class PruningBase(L.Callback, ABC):
 
     _store: MaskStore | None
     _loaded: dict[str, Any] | None  # a checkpoint's state, until fit starts
-    _module: weakref.ref[L.LightningModule] | None  # the network that the masks belong to, None if that is not known
+    _loaded_into: weakref.ref[L.LightningModule] | None  # the network that had the checkpoint, None if not known
     _set_up_for: weakref.ref[L.LightningModule] | None  # the network of the latest `setup`
     _events: list[PruningEvent]
     _handles: list[RemovableHandle]
+    _logged_at: int  # the step at which the sparsity was logged last
     _verify_after: float  # the step after which zeros are to be looked at
 
     def __init__(self, selection: Selection | None = None) -> None:
@@ -121,6 +123,7 @@ class PruningBase(L.Callback, ABC):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Refuse what cannot hold masks. A checkpoint may be loaded next: it must arrive untouched."""
+        self._logged_at = -1
         if is_overridden("configure_callbacks", pl_module) and any(
             isinstance(callback, PruningBase) for callback in _as_list(pl_module.configure_callbacks())
         ):
@@ -140,13 +143,13 @@ class PruningBase(L.Callback, ABC):
         """Make the masks: new ones, those of the last fit of this network, or those of the checkpoint."""
         store = MaskStore(pl_module, self.selection)
         _refuse_sparse_adam(trainer, store)
-        if self.masks and self._module is not None and self._module() is not pl_module:
+        if self.masks and not self._made_for(pl_module):
             rank_zero_info("Another network than the one these masks were made for: its pruning starts anew.")
             self._forget()
         carried = self.masks
         if carried:
             store.load_state_dict(carried)
-        self._store, self._loaded, self._module = store, None, weakref.ref(pl_module)
+        self._store, self._loaded = store, None
         rank_zero_info(render(selection_table(store.selected, pl_module)))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -170,9 +173,15 @@ class PruningBase(L.Callback, ABC):
             self._verify(trainer)
         self._act(trainer, pl_module, Position.of(trainer, epoch_complete=epoch_complete))
 
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the sparsity with the validation metrics that it explains, also for checkpoints that monitor it."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self._log_sparsity(trainer, pl_module)
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the sparsity on the step axis of everything else."""
-        pl_module.log("pruning/sparsity", self.sparsity, on_step=False, on_epoch=True, sync_dist=True)
+        """Log the sparsity where no validation just did: a row of its own would move the logger's step."""
+        if self._logged_at != trainer.global_step:
+            self._log_sparsity(trainer, pl_module)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Leave the network sparse, also after an average was copied into it."""
@@ -208,11 +217,11 @@ class PruningBase(L.Callback, ABC):
             )
         self._forget()
         self._loaded = state_dict
-        self._module = self._set_up_for  # the network that the checkpoint was loaded into
+        self._loaded_into = self._set_up_for
         self._events = [PruningEvent(**event) for event in state_dict["events"]]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_module": None, "_set_up_for": None, "_handles": []}
+        return self.__dict__ | {"_loaded_into": None, "_set_up_for": None, "_handles": []}
 
     @property
     def _held(self) -> MaskStore:
@@ -224,10 +233,11 @@ class PruningBase(L.Callback, ABC):
         """Be as before the first fit."""
         self._store = None
         self._loaded = None
-        self._module = None
+        self._loaded_into = None
         self._events = []
         self._handles = []
         self._verify_after = float("inf")
+        self._logged_at = -1
 
     def _release(self) -> None:
         if self._store is not None:
@@ -235,6 +245,17 @@ class PruningBase(L.Callback, ABC):
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _made_for(self, pl_module: L.LightningModule) -> bool:
+        """Whether the masks at hand are those of this network."""
+        if self._store is not None:
+            layers = {id(layer) for layer in pl_module.modules()}
+            return any(id(entry.owner) in layers for entry in self._store.selected)
+        return self._loaded_into is None or self._loaded_into() is pl_module
+
+    def _log_sparsity(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.log("pruning/sparsity", self.sparsity, on_step=False, on_epoch=True, sync_dist=True)
+        self._logged_at = trainer.global_step
 
     def _hold_everywhere(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Zero masked places of the weights, of what optimizers remember and of averages; verify after the next step."""

@@ -24,6 +24,11 @@ def averaged_tensors(module: nn.Module, trainer: L.Trainer | None = None) -> Ite
             yield _tensors(child.module, _prefix_of_original(module, name, child.module))
 
 
+def averaged_prefixes(module: nn.Module) -> tuple[str, ...]:
+    """What the names of all tensors within averages begin with; they are copies, not parts of the network."""
+    return tuple(f"{name}." for name, child in module.named_modules() if isinstance(child, AveragedModel))
+
+
 def _tensors(average: nn.Module, prefix: str) -> dict[str, Tensor]:
     return {f"{prefix}{name}": parameter.data for name, parameter in average.named_parameters()}
 

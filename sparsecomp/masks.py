@@ -153,7 +153,7 @@ class MaskStore:
         """Apply the masks again after every `load_state_dict` of the network, until `detach`."""
         if not self._hooks:
             reapply = _Reapply(self)
-            owners = {id(entry.owner): entry.owner for entry in self._entries.values()}
+            owners = {id(holder): holder for entry in self._entries.values() for holder in entry.holders}
             self._hooks = [owner.register_load_state_dict_post_hook(reapply) for owner in owners.values()]
         return self
 
@@ -204,7 +204,7 @@ class MaskStore:
     def _companion(self, name: str) -> PrunableParameter:
         for entry in self.selected:
             if name == entry.bias_name and entry.bias is not None:
-                return PrunableParameter(name, entry.owner, entry.bias, entry.layer, unit_dim=0, bias=None)
+                return PrunableParameter(name, entry.owner, entry.bias, entry.layer, 0, None, (), (entry.owner,))
         raise ValueError(
             f"no mask can be set for {name!r}: it is neither selected nor the bias of a selected layer. Selected are "
             f"{', '.join(entry.name for entry in self.selected)}."

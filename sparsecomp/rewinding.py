@@ -1,6 +1,8 @@
 """The lottery-ticket rewind: a snapshot of the training state, and what a rewind restores of it."""
 
 import copy
+import itertools
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -11,6 +13,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from sparsecomp._checks import check_choice, check_int
 from sparsecomp._distributed import broadcast_from_rank_zero_
+from sparsecomp.averaging import averaged_prefixes
+
+logger = logging.getLogger(__name__)
 
 
 class _Scheduler(Protocol):
@@ -65,12 +70,12 @@ class Snapshot:
     Attributes:
         tensors: Qualified name to parameter or norm statistic.
         optimizers: The optimizers' state dicts.
-        schedulers: The learning-rate schedulers' state dicts.
+        schedulers: Class name and state dict of each learning-rate scheduler.
     """
 
     tensors: dict[str, Tensor]
     optimizers: list[dict[str, Any]]
-    schedulers: list[dict[str, Any]]
+    schedulers: list[tuple[str, dict[str, Any]]]
 
     @classmethod
     @torch.no_grad()
@@ -83,7 +88,7 @@ class Snapshot:
         return cls(
             tensors=tensors,
             optimizers=[copy.deepcopy(optimizer.state_dict()) for optimizer in optimizers],
-            schedulers=[copy.deepcopy(scheduler.state_dict()) for scheduler in schedulers],
+            schedulers=[(type(s).__name__, copy.deepcopy(s.state_dict())) for s in schedulers],
         )
 
     @torch.no_grad()
@@ -102,12 +107,13 @@ class Snapshot:
             module: The network the snapshot was taken of.
             masked: Names of the parameters that hold masks; these are always put back.
             optimizers: The optimizers, as many as in `take`.
-            schedulers: The learning-rate schedulers, as many as in `take`.
+            schedulers: The learning-rate schedulers; if their classes are others than in `take`, they are left alone and
+                a warning says so.
 
         Raises:
-            ValueError: If the network or the optimizers are not those of the snapshot. Nothing has changed.
+            ValueError: If the network or the number of optimizers is not that of the snapshot. Nothing has changed.
         """
-        live = self._check(module, len(optimizers), len(schedulers))
+        live = self._check(module, len(optimizers))
         wanted = set(masked)
         if rewind.other_parameters:
             wanted |= {name for name, _ in module.named_parameters()}
@@ -115,11 +121,21 @@ class Snapshot:
             wanted |= {name for name, _ in _norm_statistics(module)}
         for name in wanted & self.tensors.keys():
             live[name].copy_(self.tensors[name])
+        lr_schedule = rewind.lr_schedule
+        if lr_schedule and [type(scheduler).__name__ for scheduler in schedulers] != [
+            name for name, _ in self.schedulers
+        ]:
+            logger.warning(
+                "The learning-rate schedulers are others than at the rewind point (%s); they and the learning rates are "
+                "left as they are.",
+                ", ".join(name for name, _ in self.schedulers) or "none",
+            )
+            lr_schedule = False
         for optimizer, saved in zip(optimizers, self.optimizers, strict=True):
-            _restore_optimizer(optimizer, saved, rewind)
-        if rewind.lr_schedule:
-            for scheduler, saved in zip(schedulers, self.schedulers, strict=True):
-                scheduler.load_state_dict(copy.deepcopy(saved))
+            _restore_optimizer(optimizer, saved, rewind.optimizer_state, lr_schedule)
+        if lr_schedule:
+            for scheduler, (_, state) in zip(schedulers, self.schedulers, strict=True):
+                scheduler.load_state_dict(copy.deepcopy(state))
 
     def state_dict(self) -> dict[str, Any]:
         """Plain containers and tensors, which `torch.load(weights_only=True)` reads."""
@@ -130,7 +146,7 @@ class Snapshot:
         """The inverse of `state_dict`."""
         return cls(dict(state["tensors"]), list(state["optimizers"]), list(state["schedulers"]))
 
-    def _check(self, module: nn.Module, optimizers: int, schedulers: int) -> dict[str, Tensor]:
+    def _check(self, module: nn.Module, optimizers: int) -> dict[str, Tensor]:
         live = dict(_parameters_and_statistics(module))
         for name, tensor in self.tensors.items():
             if name not in live or live[name].shape != tensor.shape:
@@ -139,31 +155,32 @@ class Snapshot:
                     f"the rewind snapshot holds {name!r} with shape {tuple(tensor.shape)}, in the network it is {found}; "
                     "rewind only the network that the snapshot was taken of."
                 )
-        if (optimizers, schedulers) != (len(self.optimizers), len(self.schedulers)):
+        if optimizers != len(self.optimizers):
             raise ValueError(
-                f"the rewind snapshot holds {len(self.optimizers)} optimizers and {len(self.schedulers)} learning-rate "
-                f"schedulers; the training has {optimizers} and {schedulers}."
+                f"the rewind snapshot holds {len(self.optimizers)} optimizers; the training has {optimizers}."
             )
         return live
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], rewind: Rewind) -> None:
-    if not (rewind.optimizer_state or rewind.lr_schedule):
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any], state: bool, settings: bool) -> None:
+    if not (state or settings):
         return
     # load_state_dict may keep the tensors it is given; the snapshot must stay as it is.
     saved, current = copy.deepcopy(saved), optimizer.state_dict()
     optimizer.load_state_dict(
         {
             **current,
-            "state": (saved if rewind.optimizer_state else current)["state"],
-            "param_groups": (saved if rewind.lr_schedule else current)["param_groups"],
+            "state": (saved if state else current)["state"],
+            "param_groups": (saved if settings else current)["param_groups"],
         }
     )
 
 
 def _parameters_and_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from module.named_parameters()
-    yield from _norm_statistics(module)
+    averages = averaged_prefixes(module)
+    for name, tensor in itertools.chain(module.named_parameters(), _norm_statistics(module)):
+        if not name.startswith(averages):
+            yield name, tensor
 
 
 def _norm_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

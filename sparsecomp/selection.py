@@ -10,7 +10,8 @@ from rich.table import Table
 from torch import nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.utils import parametrize
-from torch.optim.swa_utils import AveragedModel
+
+from sparsecomp.averaging import averaged_prefixes
 
 _RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 _DEFAULT_LAYERS = (nn.Linear, _ConvNd, nn.MultiheadAttention, *_RECURRENT)
@@ -33,6 +34,7 @@ class PrunableParameter:
         unit_dim: Dimension that counts output units (rows, channels).
         bias: Attribute name in `owner` of the bias of those units, or None.
         aliases: Further names of the same tensor.
+        holders: All modules that hold the tensor, `owner` first.
     """
 
     name: str
@@ -41,7 +43,8 @@ class PrunableParameter:
     layer: str
     unit_dim: int
     bias: str | None
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...]
+    holders: tuple[nn.Module, ...]
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -139,7 +142,7 @@ class Selection:
                 return exact
         if not of_type and not any(w.matches(entry) for w in wrapped):
             wanted = entry.__name__ if isinstance(entry, type) else entry
-            known = sorted({name for c in candidates for name in (*c.names, *c.module_names, *c.layers)})
+            known = sorted({name for c in candidates for name in (*c.names, *c.module_names, *c.containers, *c.layers)})
             near = difflib.get_close_matches(wanted, known, n=5, cutoff=0.4) or known
             raise ValueError(
                 f"`{argument}` names what to {'prune' if argument == 'include' else 'leave out'}, and {wanted!r} matches "
@@ -193,6 +196,12 @@ class _Candidate:
         return tuple(type(owner).__name__ for owner in self.owners)
 
     @property
+    def containers(self) -> set[str]:
+        """Names of the modules around the owners: all that is in `encoder` is meant by that name."""
+        parts = [name.split(".") for name in self.module_names]
+        return {".".join(path[:depth]) for path in parts for depth in range(1, len(path))}
+
+    @property
     def by_default(self) -> bool:
         # Every owner must agree: a Linear that shares its weight with an embedding would prune the embedding.
         return self.parameter.requires_grad and all(
@@ -201,7 +210,7 @@ class _Candidate:
         )
 
     def is_called(self, pattern: str) -> bool:
-        called = (*self.names, *self.module_names)
+        called = (*self.names, *self.module_names, *self.containers)
         types = (t for owner in self.owners for t in (type(owner).__name__, _path(type(owner))))
         return pattern in types or any(fnmatchcase(name, pattern) for name in called)
 
@@ -227,6 +236,7 @@ class _Candidate:
             unit_dim=1 if isinstance(owner, _ConvTransposeNd) and attribute == "weight" else 0,
             bias=_bias_of(owner, attribute),
             aliases=self.names[1:],
+            holders=self.owners,
         )
 
 
@@ -254,10 +264,10 @@ def _entries(argument: str, value: Any) -> tuple[str | type | nn.Parameter, ...]
         value = (value,)
     if isinstance(value, Iterable):
         entries = tuple(value)
-        bad = next((e for e in entries if not isinstance(e, str | nn.Parameter) and not _is_layer_type(e)), None)
-        if bad is None:
+        bad = [e for e in entries if not isinstance(e, str | nn.Parameter) and not _is_layer_type(e)]
+        if not bad:
             return entries
-        value = bad
+        value = bad[0]
     hint = ""
     if isinstance(value, tuple | nn.Module):
         hint = " Of `named_parameters()` give the names, of a module its name."
@@ -272,7 +282,7 @@ def _is_layer_type(entry: Any) -> bool:
 
 def _candidates(module: nn.Module) -> Iterator[_Candidate]:
     """Every trainable tensor of `module` once, with all of its names; copies held for averaging left out."""
-    copies = tuple(f"{name}." for name, child in module.named_modules() if isinstance(child, AveragedModel))
+    copies = averaged_prefixes(module)
     found: dict[int, list[tuple[str, nn.Module, nn.Parameter]]] = {}
     for module_name, owner in module.named_modules(remove_duplicate=False):
         for attribute, parameter in owner._parameters.items():
@@ -323,7 +333,9 @@ def _hooked_tensor(layer: nn.Module) -> str | None:
 
 
 def _is_default(owner: nn.Module, attribute: str, parameter: nn.Parameter) -> bool:
-    if parameter.dim() < 2 or not isinstance(owner, _DEFAULT_LAYERS):
+    if not isinstance(owner, _DEFAULT_LAYERS):
+        return False
+    if not isinstance(parameter, nn.parameter.UninitializedParameter) and parameter.dim() < 2:
         return False
     if isinstance(owner, _RECURRENT):
         return attribute.startswith(("weight_ih", "weight_hh"))

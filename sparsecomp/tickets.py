@@ -144,7 +144,7 @@ def _read(path: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{path} cannot be read as a safetensors file (truncated or foreign): {error}") from None
     try:
         header = json.loads(metadata[_HEADER])
-        version = header["version"]
+        version = int(header["version"])
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is a safetensors file without a sparsecomp header, no ticket.") from None
     if version > _FORMAT_VERSION:

@@ -101,7 +101,7 @@ class Allocation(ABC):
         dropped = sum(item.dropped * item.size for item in items.values())
         target = math.floor(sparsity * total + 0.5)
         if target <= dropped:
-            kept = {name: item.alive for name, item in items.items()}
+            kept = {name: item.alive.clone() for name, item in items.items()}
         else:
             kept = self._allocate(items, target, sparsity)
         return {name: self._expand(kept[name], scores[name], dims[name]) for name in scores}

@@ -1,5 +1,6 @@
 """The k smallest of many scores, exactly and without sorting or joining them."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -33,6 +34,8 @@ def keep_all_but_smallest(scores: Sequence[Tensor], k: int, alive: Sequence[Tens
     count = sum(int(mask.count_nonzero()) for mask in alive)
     if not 0 < k <= count:
         raise ValueError(f"`k` is the number of scores to drop and must be in [0, {count}], the number alive; got {k}.")
+    dtype = functools.reduce(torch.promote_types, (score.dtype for score in scores), torch.float16)
+    scores = [score.to(dtype) for score in scores]  # compared in one precision; no copy where it is theirs
     threshold, ties = _kth_smallest(scores, k, alive, count)
     return _cut(scores, alive, threshold, ties)
 

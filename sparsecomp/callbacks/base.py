@@ -158,6 +158,11 @@ class PruningBase(L.Callback, ABC):
         self._hold_everywhere(trainer, pl_module)
         self._act(trainer, pl_module, Position.of(trainer))
 
+    def on_after_backward(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """In manual optimization the module clips by itself, before the hook that follows."""
+        if not pl_module.automatic_optimization:
+            self._held.mask_grads_()
+
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
@@ -174,8 +179,8 @@ class PruningBase(L.Callback, ABC):
         self._act(trainer, pl_module, Position.of(trainer, epoch_complete=epoch_complete))
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the sparsity with the validation metrics that it explains, also for checkpoints that monitor it."""
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+        """Log the sparsity, once an epoch, with the validation metrics that it explains."""
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking and trainer.is_last_batch:
             self._log_sparsity(trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -39,7 +39,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def _positions(self) -> Sequence[float]:
-        """Positions of the events, ascending."""
+        """Positions of the events, ascending; rounding errors of fractions are taken off."""
 
     @abstractmethod
     def _sparsity_of(self, index: int) -> float:
@@ -48,7 +48,7 @@ class Schedule(ABC):
     @cached_property
     def positions(self) -> tuple[float, ...]:
         """Positions of all events, ascending, in `unit`."""
-        return tuple(self._positions())
+        return tuple(check_position("position", position, self.unit) for position in self._positions())
 
     @property
     def is_monotone(self) -> bool:
@@ -93,11 +93,6 @@ def check_position(name: str, value: Any, unit: str) -> float:
             )
         return number
     return check_int(name, value, f"a number of completed {unit}s")
-
-
-def spaced_positions(begin: float, every: float, count: int, unit: str) -> list[float]:
-    """Return begin, begin + every, ... as `count` valid positions."""
-    return [check_position("begin + i * every", begin + i * every, unit) for i in range(count)]
 
 
 def check_unit(unit: Any) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparsecomp._checks import check_int, check_sparsity
-from sparsecomp.schedules.base import Schedule, Unit, check_every, check_position, check_unit, spaced_positions
+from sparsecomp.schedules.base import Schedule, Unit, check_every, check_position, check_unit
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Geometric(Schedule):
         return 1.0 - float((1.0 - self.final_sparsity) ** (1.0 / self.rounds))
 
     def _positions(self) -> Sequence[float]:
-        return spaced_positions(self.begin, self.every, self.rounds, self.unit)
+        return [self.begin + index * self.every for index in range(self.rounds)]
 
     def _sparsity_of(self, index: int) -> float:
         if index == self.rounds - 1:

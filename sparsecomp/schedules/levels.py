@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from sparsecomp._checks import check_sparsity
-from sparsecomp.schedules.base import Schedule, Unit, check_every, check_position, check_unit, spaced_positions
+from sparsecomp.schedules.base import Schedule, Unit, check_every, check_position, check_unit
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Levels(Schedule):
         check_unit(self.unit)
         check_position("begin", self.begin, self.unit)
         check_every(self.every, self.unit)
-        self._positions()
+        last = self.begin + (len(self.sparsities) - 1) * self.every
+        check_position("begin + (len(sparsities) - 1) * every", last, self.unit)
         if self.monotone and not self.is_monotone:
             raise ValueError(
                 "`sparsities` is the total fraction removed at each event and must not fall unless `monotone` is false; "
@@ -64,10 +65,13 @@ class Levels(Schedule):
         if self.final_sparsity == 0.0:
             raise ValueError("`sparsities` ends at 0, so that no factor scales it to another `final_sparsity`.")
         scale = final_sparsity / self.final_sparsity
-        return replace(self, sparsities=(*(s * scale for s in self.sparsities[:-1]), final_sparsity))
+        scaled = (s * scale for s in self.sparsities[:-1])
+        if self.monotone:  # rounding must not lift one above the last
+            scaled = (min(s, final_sparsity) for s in scaled)
+        return replace(self, sparsities=(*scaled, final_sparsity))
 
     def _positions(self) -> Sequence[float]:
-        return spaced_positions(self.begin, self.every, len(self.sparsities), self.unit)
+        return [self.begin + index * self.every for index in range(len(self.sparsities))]
 
     def _sparsity_of(self, index: int) -> float:
         return self.sparsities[index]

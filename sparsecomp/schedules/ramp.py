@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from sparsecomp._checks import check_sparsity
-from sparsecomp.schedules.base import Schedule, Unit, check_every, check_position, check_unit, spaced_positions
+from sparsecomp.schedules.base import Schedule, Unit, check_every, check_position, check_unit
 
 
 class Ramp(Schedule):
@@ -45,8 +45,8 @@ class Ramp(Schedule):
     def _positions(self) -> Sequence[float]:
         begin, end = (check_position("position", p, self.unit) for p in (self.begin, self.end))
         count = int((end - begin) / self.every + 1e-9) + 1
-        positions = spaced_positions(begin, self.every, count, self.unit)
-        return positions if positions[-1] == end else [*positions, end]
+        inner = [begin + index * self.every for index in range(count)]
+        return inner if check_position("position", inner[-1], self.unit) == end else [*inner, end]
 
     def _sparsity_of(self, index: int) -> float:
         # Exact ends: a rounded formula would log .8999999 and prune one weight too few.

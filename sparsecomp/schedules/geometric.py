@@ -63,4 +63,5 @@ class Geometric(Schedule):
     def _sparsity_of(self, index: int) -> float:
         if index == self.rounds - 1:
             return self.final_sparsity
-        return 1.0 - float((1.0 - self.final_sparsity) ** ((index + 1) / self.rounds))
+        # Rounding must not lift one above the last.
+        return min(self.final_sparsity, 1.0 - float((1.0 - self.final_sparsity) ** ((index + 1) / self.rounds)))

@@ -55,4 +55,5 @@ class Ramp(Schedule):
         if index == 0:
             return self.initial_sparsity
         u = (self.positions[index] - self.positions[0]) / (self.positions[-1] - self.positions[0])
-        return self.initial_sparsity + (self.final_sparsity - self.initial_sparsity) * self._risen(u)
+        risen = self.initial_sparsity + (self.final_sparsity - self.initial_sparsity) * self._risen(u)
+        return min(risen, self.final_sparsity)  # rounding must not lift one above the last

@@ -1,0 +1,9 @@
+"""One thread a test, and `from helpers import ...` in every test."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+torch.set_num_threads(1)

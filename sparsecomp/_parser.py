@@ -16,18 +16,26 @@ import sparsecomp
 from sparsecomp._discovery import concrete_subclasses
 
 _WRONG_INIT_ARG = re.compile(r"Problem with given class_path '([\w.]+)':\s+Option '([\w.]+)' is not accepted")
+_MISSING = re.compile(r"Problem with given class_path '([\w.]+)':\s+the following arguments are required: (.*)")
 _WRONG_KEY = re.compile(r"(?:does not accept option|Option) '([\w.]+)'")
 _WRONG_FLAG = re.compile(r"unrecognized arguments: --([\w.]+)")
 _WRONG_CLASS = re.compile(r"Expected a dot import path string: (\S+)")
 _CONSTRUCTOR = re.compile(r"^\s*- (`[^`]+`.*?)(?=^\s*- Expected a <class 'NoneType'>|^\s*Given value|\Z)", re.M | re.S)
-_WRONG_VALUE = re.compile(r"Expected a <class '([\w.]+)'>\. Got value: (.*)")
 _PATH = re.compile(r'Parser key "([\w.]+)"')
+_TYPE = re.compile(r"Expected a (?:<class '(\w+)'>|typing\.Literal\[(.*)\])")
+_GIVEN = re.compile(r"(?:Got value|Given value): (.*)")
+# What jsonargparse says of its own workings.
+_NOISE = re.compile(
+    r"^\s*(?:-\s*)?(?:Does not validate against any of the Union subtypes|Subtypes:.*|Errors:|Given value.*"
+    r"|Expected a <class 'NoneType'>|Expected a path but .*|Parser key .*:)\s*$",
+    re.M,
+)
 
 
 class SuggestingParser(LightningArgumentParser):
     """Takes no abbreviations: `--trainer.max_epoch` is an error that suggests `trainer.max_epochs`.
 
-    With JSONARGPARSE_DEBUG set, errors are raised as they are, with their traceback.
+    With JSONARGPARSE_DEBUG=true, errors are raised as they are, with their traceback.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -37,11 +45,16 @@ class SuggestingParser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with status 2 and one message."""
         parser = getattr(ex, "subcommand_parser", None) or self
-        if not self.exit_on_error or os.environ.get("JSONARGPARSE_DEBUG"):
+        if not self.exit_on_error or debugging():
             super().error(message, ex)
         sys.stderr.write(f"error: {concise(message, _keys_of(parser))}\n")
         sys.stderr.write(f"tip: {parser.prog.replace(' [options]', '')} --help lists the options.\n")
         sys.exit(2)
+
+
+def debugging() -> bool:
+    """Whether the user asked for tracebacks, in the way of jsonargparse."""
+    return os.environ.get("JSONARGPARSE_DEBUG", "").lower() == "true"
 
 
 def concise(message: str, known: list[str]) -> str:
@@ -53,16 +66,28 @@ def concise(message: str, known: list[str]) -> str:
         options = _init_args_of(class_path)
         name = class_path.rpartition(".")[2]
         return f"{name} has no option {option!r}{at}{_near(option, options)} It takes {', '.join(options) or 'none'}."
+    if found := _MISSING.findall(message):
+        class_path, missing = found[-1]
+        return f"{class_path.rpartition('.')[2]} needs {', '.join(map(repr, missing.split(', ')))}{at}."
     if found := _WRONG_FLAG.findall(message) or _WRONG_KEY.findall(message):
-        return f"there is no option {found[-1]!r}{at}{_near(found[-1], known)}"
+        return f"there is no option {found[-1]!r}{at}{_near(found[-1], [*known, *_optimizer_settings()])}"
     if found := _WRONG_CLASS.findall(message):
         return f"no class {found[-1]!r} is known{at}{_near(found[-1], _class_names())} Others by their import path."
     if found := _CONSTRUCTOR.findall(message):
         return " ".join(found[-1].split()) + at
-    if found := _WRONG_VALUE.findall(message):
-        return f"the value must be of type {found[-1][0]}{at}; got {found[-1][1]}."
-    noise = re.compile(r"^\s*- Expected a <class 'NoneType'>\n?|^\s*(Subtypes|Given value type):.*\n?", re.M)
-    return noise.sub("", message).strip()
+    types = [name or f"one of {choices}" for name, choices in _TYPE.findall(message) if name != "NoneType"]
+    if types and (given := _GIVEN.findall(message)):
+        return f"the value must be {' or '.join(types)}{at}; got {given[0]}."
+    rest = [line.strip().removeprefix("- ") for line in _NOISE.sub("", message).splitlines() if line.strip()]
+    given = [value for value in _GIVEN.findall(message) if not value.startswith(("Namespace(", "NestedArg("))]
+    return " ".join(rest) + at + (f"; got {given[-1]}" if given else "")
+
+
+def _optimizer_settings() -> list[str]:
+    """Arguments of optimizers are passed on as they are, so that no parser lists them."""
+    from torch.optim import Optimizer
+
+    return sorted({arg for class_ in concrete_subclasses(Optimizer) for arg in inspect.signature(class_).parameters})
 
 
 def _near(wrong: str, known: list[str]) -> str:

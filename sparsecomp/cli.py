@@ -1,29 +1,31 @@
 """The command line: `sparsecomp fit`, `validate` and `test` on LightningCLI."""
 
-import os
 import sys
 import traceback
 import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning
 import lightning as L
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
 
 import sparsecomp
 from sparsecomp import data, models
 from sparsecomp._config_files import LayeredConfigFile
-from sparsecomp._parser import SuggestingParser
+from sparsecomp._parser import SuggestingParser, debugging
 from sparsecomp.callbacks.base import PruningBase
 from sparsecomp.callbacks.pruning import Pruning
 from sparsecomp.reporting import closing_table, plot_curves
 
 __all__ = ["SparsecompCLI", "data", "main", "models"]  # imported, so that configs may use their classes' short names
 
+_HINT = " (JSONARGPARSE_DEBUG=true shows the traceback)"
 _DEFAULT_LOGGER = {
     "class_path": "lightning.pytorch.loggers.CSVLogger",
     "init_args": {"save_dir": "runs", "name": "fit"},
@@ -61,10 +63,11 @@ class SparsecompCLI(LightningCLI):
         """Instantiate, and say what a constructor refused as a parser error."""
         try:
             super().instantiate_classes()
-        except (ValueError, TypeError) as error:
-            if os.environ.get("JSONARGPARSE_DEBUG"):
+        except (ValueError, TypeError, MisconfigurationException) as error:
+            # A constructor's refusal of its arguments is one message; what looks like a bug keeps its traceback.
+            if debugging() or not isinstance(_root_cause(error), ValueError | TypeError | MisconfigurationException):
                 raise
-            self._parser(self.subcommand).error(f"{error}\n(JSONARGPARSE_DEBUG=1 shows the traceback)")
+            self._parser(self.subcommand).error(f"{error}{_HINT}")
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         return super()._instantiate_trainer(config, [callback for callback in callbacks if callback is not None])
@@ -148,13 +151,21 @@ def main(args: list[str] | None = None) -> None:
             parser_kwargs={"prog": "sparsecomp", "description": sparsecomp.__doc__},
             args=args,
         )
-    except (ValueError, TypeError, OSError) as error:
-        if os.environ.get("JSONARGPARSE_DEBUG") or not _is_ours(error):
+    except (ValueError, TypeError, OSError, MisconfigurationException) as error:
+        if debugging() or not _says_it_all(error):
             raise
-        sys.exit(f"error: {error} (JSONARGPARSE_DEBUG=1 shows the traceback)")
+        sys.exit(f"error: {error}{_HINT}")
 
 
-def _is_ours(error: BaseException) -> bool:
-    """Whether a check of this package raised it, so that the message says it all."""
-    raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-    return Path(raised_in).is_relative_to(Path(sparsecomp.__file__).parent)
+def _says_it_all(error: BaseException) -> bool:
+    """Whether a check of this package or of Lightning raised it, and not a bug in somebody's code."""
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    ours = raised_in.is_relative_to(Path(sparsecomp.__file__).parent)
+    lightnings = raised_in.is_relative_to(Path(lightning.__file__).parent)
+    return ours or (lightnings and isinstance(error, FileNotFoundError | MisconfigurationException))
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error

@@ -268,12 +268,11 @@ def _entries(argument: str, value: Any) -> tuple[str | type | nn.Parameter, ...]
         if not bad:
             return entries
         value = bad[0]
-    hint = ""
+    hint, got = "", f"{value!r} of type {type(value).__name__}"
     if isinstance(value, tuple | nn.Module):
+        got = f"a {type(value).__name__}"
         hint = " Of `named_parameters()` give the names, of a module its name."
-    raise TypeError(
-        f"`{argument}` takes a list whose entries are each {_ACCEPTED}; got {value!r} of type {type(value).__name__}.{hint}"
-    )
+    raise TypeError(f"`{argument}` takes a list whose entries are each {_ACCEPTED}; got {got}.{hint}")
 
 
 def _is_layer_type(entry: Any) -> bool:

@@ -62,8 +62,9 @@ def test_a_base_used_twice_is_no_cycle(tmp_path):
 
 
 def test_init_args_alone_merge_into_the_class_below(tmp_path):
-    overlay = "pruning: {init_args: {schedule: {init_args: {final_sparsity: 0.3}}}}\nmodel: {init_args: {network: {init_args: {hidden: [5]}}}}\n"
-    found = config(tmp_path, write(tmp_path / "overlay.yaml", f"base: {BASE}\n{overlay}"))
+    pruning = "pruning: {init_args: {schedule: {init_args: {final_sparsity: 0.3}}}}\n"
+    model = "model: {init_args: {network: {init_args: {hidden: [5]}}}}\n"
+    found = config(tmp_path, write(tmp_path / "overlay.yaml", f"base: {BASE}\n{pruning}{model}"))
     schedule = found["pruning"]["init_args"]["schedule"]
     assert schedule["class_path"].endswith("Polynomial")
     assert (schedule["init_args"]["final_sparsity"], schedule["init_args"]["begin"]) == (0.3, 0.05)
@@ -92,7 +93,10 @@ WRONG = {
     "missing": ({"a.yaml": "base: [gone.yaml]\n"}, ["a.yaml", "base", "gone.yaml"]),
     "missing, deeper": ({"a.yaml": "base: b.yaml\n", "b.yaml": "base: sub/gone.yaml\n"}, ["b.yaml", "sub/gone.yaml"]),
     "itself": ({"a.yaml": "base: a.yaml\n"}, ["a.yaml", "back"]),
-    "cycle": ({"a.yaml": "base: b.yaml\n", "b.yaml": "base: c.yaml\n", "c.yaml": "base: a.yaml\n"}, ["c.yaml", "a.yaml"]),
+    "cycle": (
+        {"a.yaml": "base: b.yaml\n", "b.yaml": "base: c.yaml\n", "c.yaml": "base: a.yaml\n"},
+        ["c.yaml", "a.yaml"],
+    ),
     "null": ({"a.yaml": "base:\ntrainer: {max_epochs: 1}\n"}, ["a.yaml", "base"]),
     "number": ({"a.yaml": "base: 3\n"}, ["a.yaml", "base", "3"]),
     "list of numbers": ({"a.yaml": "base: [3]\n"}, ["a.yaml", "base", "3"]),

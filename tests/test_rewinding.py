@@ -1,5 +1,7 @@
 """What a rewind puts back, and what it leaves."""
 
+import logging
+
 import pytest
 import torch
 from helpers import Lit, Watch, assert_same, clone, kept_values, loader, masked_values, mlp, trainer
@@ -282,22 +284,20 @@ def test_snapshot_state_round_trips_through_a_file(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("other", "optimizers", "message"),
+    ("other", "message"),
     [
         (
             lambda: nn.Sequential(nn.Linear(16, 8)),
-            0,
             r"holds '0\.weight' with shape \(32, 16\), in the network .* \(8, 16\)",
         ),
         (
             lambda: nn.Sequential(nn.Flatten()),
-            0,
             r"holds '0\.weight' with shape \(32, 16\), in the network it is missing",
         ),
-        (lambda: mlp(norm=True), 0, "holds 1 optimizers and 1 learning-rate schedulers; the training has 0 and 0"),
+        (lambda: mlp(norm=True), "the rewind snapshot holds 1 optimizers; the training has 0"),
     ],
 )
-def test_a_snapshot_of_another_network_is_refused_and_changes_nothing(other, optimizers, message):
+def test_a_snapshot_of_another_network_is_refused_and_changes_nothing(other, message):
     module, optimizer, scheduler, _ = trained_network()
     snapshot = Snapshot.take(module, [optimizer], [scheduler])
     target = other()
@@ -305,6 +305,22 @@ def test_a_snapshot_of_another_network_is_refused_and_changes_nothing(other, opt
     with pytest.raises(ValueError, match=message):
         snapshot.restore(Rewind(), target, ["0.weight"])
     assert_same(clone(target.state_dict()), before)
+
+
+def test_other_schedulers_than_in_the_snapshot_are_left_alone_and_named(caplog):
+    """As after SWA has put its own in place; moments go back, learning rates do not."""
+    module, optimizer, scheduler, step = trained_network()
+    snapshot = Snapshot.take(module, [optimizer], [scheduler])
+    point = clone([module.state_dict(), optimizer.state_dict()["state"]])
+    step()
+    other = lr_scheduler.ExponentialLR(optimizer, 0.3)
+    left = clone([other.state_dict(), optimizer.state_dict()["param_groups"]])
+    with caplog.at_level(logging.WARNING, "sparsecomp"):
+        snapshot.restore(Rewind(), module, ["0.weight"], [optimizer], [other])
+    assert_same(clone([module.state_dict(), optimizer.state_dict()["state"]]), point)
+    assert_same(clone([other.state_dict(), optimizer.state_dict()["param_groups"]]), left)
+    assert len(caplog.messages) == 1
+    assert "others than at the rewind point (StepLR)" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,10 @@ class FixedMasks(PruningBase):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Put the ticket on, unless a checkpoint or an earlier fit of this network has the masks."""
+        fresh = not (self.masks and self._made_for(pl_module))
         super().on_fit_start(trainer, pl_module)
-        if self.sparsity == 0.0:
-            self._held.update_(load_ticket(self.ticket, pl_module, self.selection).masks)
+        if fresh:
+            self._held.update_(load_ticket(self.ticket, pl_module, self.selection).detach().masks)
 
     def _act(self, trainer: L.Trainer, pl_module: L.LightningModule, position: Position) -> None:
         """Nothing is ever due."""

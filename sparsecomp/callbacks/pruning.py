@@ -27,8 +27,9 @@ class Pruning(PruningBase):
     that validation metrics and monitored checkpoints describe the pruned network. Masks are nested: what was pruned
     never returns. With `rewind`, each event puts kept weights back to the rewind point and training goes on from there;
     an event at the very end of training prunes without rewinding, so that the network left in memory is the trained
-    one. A run with rewinding writes `ticket.safetensors` (masks and rewind weights) and `trained.safetensors` (masks
-    and trained weights) to the Trainer's `log_dir`.
+    one. Under `fast_dev_run` an event is planned, which runs the criterion, and not carried out. A run with rewinding
+    writes `ticket.safetensors` (masks and rewind weights) and `trained.safetensors` (masks and trained weights) to the
+    Trainer's `log_dir`.
 
     Args:
         criterion: What to keep.
@@ -161,7 +162,13 @@ class Pruning(PruningBase):
                 )
             seed = ((self._seed or 0) + len(self._events)) % 2**63
             context = ScoreContext(pl_module, store.weights, store.masks, seed)
-            make_plan(self.criterion, self.allocation, target, context, store).commit(pl_module, store)
+            plan = make_plan(self.criterion, self.allocation, target, context, store)
+            if trainer.fast_dev_run:  # type: ignore[attr-defined]
+                rank_zero_info(
+                    f"fast_dev_run: {self.schedule.unit} {event:g} would prune to {target:.4f}; nothing is changed."
+                )
+                return
+            plan.commit(pl_module, store)
             rewound = self._snapshot is not None and store.sparsity > before and not _is_over(trainer, position)
             if rewound and self.rewind is not None and self._snapshot is not None:
                 schedulers = _schedulers(trainer)

@@ -92,6 +92,8 @@ def check_position(name: str, value: Any, unit: str) -> float:
                 f"`{name}` is {meaning} and must be in [0, 1]; got {value!r}. For epochs use unit='epoch'."
             )
         return number
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return check_int(name, value, f"a number of completed {unit}s")
 
 
@@ -103,6 +105,7 @@ def check_unit(unit: Any) -> None:
 def check_every(every: Any, unit: str) -> None:
     """Refuse a distance between events that is not positive or not in the unit's form."""
     if unit != "fraction":
+        every = int(every) if isinstance(every, float) and every.is_integer() else every
         check_int("every", every, f"the number of {unit}s from one event to the next", minimum=1)
         return
     number = check_number("every", every, "the share of the training from one event to the next", "in (0, 1]")

@@ -35,8 +35,8 @@ class Geometric(Schedule):
 
     final_sparsity: float
     rounds: int
-    begin: float
-    every: float = 1
+    begin: int | float
+    every: int | float = 1
     unit: Unit = "epoch"
 
     def __post_init__(self) -> None:

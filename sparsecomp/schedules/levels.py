@@ -31,8 +31,8 @@ class Levels(Schedule):
     """
 
     sparsities: tuple[float, ...]
-    begin: float
-    every: float = 1
+    begin: int | float
+    every: int | float = 1
     unit: Unit = "epoch"
     monotone: bool = True
 

@@ -28,9 +28,9 @@ class Linear(Ramp):
     """
 
     final_sparsity: float
-    begin: float
-    end: float
-    every: float = 1
+    begin: int | float
+    end: int | float
+    every: int | float = 1
     initial_sparsity: float = 0.0
     unit: Unit = "epoch"
 

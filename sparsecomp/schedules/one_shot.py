@@ -26,7 +26,7 @@ class OneShot(Schedule):
     """
 
     final_sparsity: float
-    at: float
+    at: int | float
     unit: Unit = "epoch"
 
     def __post_init__(self) -> None:

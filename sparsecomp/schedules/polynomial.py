@@ -35,9 +35,9 @@ class Polynomial(Ramp):
     """
 
     final_sparsity: float
-    begin: float
-    end: float
-    every: float = 1
+    begin: int | float
+    end: int | float
+    every: int | float = 1
     power: float = 3
     initial_sparsity: float = 0.0
     unit: Unit = "epoch"

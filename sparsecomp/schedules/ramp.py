@@ -15,9 +15,9 @@ class Ramp(Schedule):
     """
 
     final_sparsity: float
-    begin: float
-    end: float
-    every: float
+    begin: int | float
+    end: int | float
+    every: int | float
     initial_sparsity: float
     unit: Unit
 
@@ -45,8 +45,8 @@ class Ramp(Schedule):
     def _positions(self) -> Sequence[float]:
         begin, end = (check_position("position", p, self.unit) for p in (self.begin, self.end))
         count = int((end - begin) / self.every + 1e-9) + 1
-        inner = [begin + index * self.every for index in range(count)]
-        return inner if check_position("position", inner[-1], self.unit) == end else [*inner, end]
+        inner = (begin + index * self.every for index in range(count))
+        return [*(position for position in inner if position < end - 1e-9), end]
 
     def _sparsity_of(self, index: int) -> float:
         # Exact ends: a rounded formula would log .8999999 and prune one weight too few.

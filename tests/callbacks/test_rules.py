@@ -213,6 +213,18 @@ def test_swa_obeys_the_masks(first):
     assert masked_values(swa._average_model, pruner.masks).count_nonzero() == 0
 
 
+def test_swa_and_a_rewind_after_it_began(tmp_path):
+    """SWA puts its own scheduler in place; the event after that still rewinds the weights."""
+    lit, pruner = Lit(mlp()), Pruning(Magnitude(), OneShot(0.8, at=3), rewind=Rewind())
+    swa = StochasticWeightAveraging(swa_lrs=0.05, swa_epoch_start=1)
+    initial, after = clone(lit.state_dict()), []
+    look = Watch(on_train_batch_end=lambda _, module: after.append(clone(module.state_dict())))
+    trainer(swa, pruner, look, max_epochs=5, default_root_dir=tmp_path).fit(lit, loader())
+    assert pruner.events[0].rewound
+    assert_same(after[11], {name: tensor * pruner.masks.get(name, 1) for name, tensor in initial.items()})
+    assert masked_values(lit, pruner.masks).count_nonzero() == 0
+
+
 class WithAverage(Lit):
     """An average that the module keeps itself."""
 

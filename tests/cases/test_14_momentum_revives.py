@@ -113,7 +113,8 @@ def test_saved_state_is_zero_under_the_mask_and_needs_no_more_masking(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "clip"), [*((name, None) for name in ELEMENTWISE), *((name, 0.05) for name in ("momentum", "adam", "adamw"))]
+    ("optimizer", "clip"),
+    [*((name, None) for name in ELEMENTWISE), *((name, 0.05) for name in ("momentum", "adam", "adamw"))],
 )
 def test_kept_weights_go_the_way_of_a_network_that_never_had_the_others(optimizer, clip):
     """Against a plain loop that keeps dense weights and multiplies them by the same masks in the forward pass."""

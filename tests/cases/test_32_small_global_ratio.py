@@ -96,12 +96,12 @@ def test_an_allocation_without_room_is_a_no_op(allocation):
     assert_same(guarded(scores, 0.5, full), full)
 
 
-def test_an_empty_target_list_is_a_no_op(caplog):
+def test_an_empty_target_list_is_an_error():
+    """Not torch's about empty lists: an empty selection is a mistake, and the message says what to do."""
+    with pytest.raises(ValueError, match="`include` names the parameters to prune and must not be empty; leave it out"):
+        Selection(include=[])
     net, x = build()
     out = net(x)
-    with caplog.at_level(logging.INFO):
-        store = prune(net, Magnitude(), 0.5, selection=Selection(include=[]))
-    assert dict(store.masks) == {}
-    assert store.sparsity == 0.0
+    with pytest.raises(ValueError, match="leaves nothing to prune in Sequential"):
+        prune(net, Magnitude(), 0.5, selection=Selection(exclude=["*"]))
     assert_same(net(x), out)
-    assert "nothing to prune" in caplog.text

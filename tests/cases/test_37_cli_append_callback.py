@@ -166,8 +166,7 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("unit", ["step", "epoch"])
-@pytest.mark.parametrize("class_", SCHEDULES)
+@pytest.mark.parametrize(("class_", "unit"), [(OneShot, "step"), *((class_, "epoch") for class_ in SCHEDULES)])
 def test_a_schedule_in_steps_or_epochs_from_yaml(tmp_path, class_, unit):
     arguments = SCHEDULES[class_] | {"unit": unit}
     spec = {"class_path": class_.__name__, "init_args": arguments}

@@ -116,3 +116,13 @@ def test_the_saved_config_alone_repeats_the_run(folder):
     again = version.with_name("version_1")
     assert_same(weights(again), weights(version))
     assert (again / "metrics.csv").read_text() == (version / "metrics.csv").read_text()
+
+
+def test_the_seed_is_saved_where_none_was_given(folder):
+    (folder / "shared.yaml").write_text(textwrap.dedent(SHARED).replace("seed_everything: 11\n", ""))
+    fit(folder, "--config=magnitude.yaml", "--trainer.limit_train_batches=3", "--seed_everything=true")
+    version = folder / "results/magnitude/version_0"
+    seed = yaml.safe_load((version / "config.yaml").read_text())["seed_everything"]
+    assert type(seed) is int
+    run(folder, "fit", "--config", version / "config.yaml")
+    assert_same(weights(version.with_name("version_1")), weights(version))

@@ -113,7 +113,7 @@ class Snapshot:
         Raises:
             ValueError: If the network or the number of optimizers is not that of the snapshot. Nothing has changed.
         """
-        live = self._check(module, len(optimizers))
+        live = self.check(module, len(optimizers))
         wanted = set(masked)
         if rewind.other_parameters:
             wanted |= {name for name, _ in module.named_parameters()}
@@ -146,7 +146,12 @@ class Snapshot:
         """The inverse of `state_dict`."""
         return cls(dict(state["tensors"]), list(state["optimizers"]), list(state["schedulers"]))
 
-    def _check(self, module: nn.Module, optimizers: int) -> dict[str, Tensor]:
+    def check(self, module: nn.Module, optimizers: int) -> dict[str, Tensor]:
+        """Return the live tensors that a restore writes to.
+
+        Raises:
+            ValueError: If the network or the number of optimizers is not that of the snapshot.
+        """
         live = dict(_parameters_and_statistics(module))
         for name, tensor in self.tensors.items():
             if name not in live or live[name].shape != tensor.shape:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import sparsecomp
 from sparsecomp._checks import check_choice
+from sparsecomp.averaging import averaged_prefixes
 from sparsecomp.masks import MaskStore
 from sparsecomp.selection import Selection
 
@@ -108,7 +109,8 @@ def load_ticket(path: str | Path, model: nn.Module, selection: Selection | None 
                 f"{path} holds {name!r} of shape {tuple(tensor.shape)}, in {type(model).__name__} it is {found}; load the "
                 f"ticket on the architecture it was made of, with parameters {', '.join(header['shapes'])}."
             )
-    if absent := [name for name, _ in model.named_parameters() if name not in weights]:
+    averages = averaged_prefixes(model)
+    if absent := [n for n, _ in model.named_parameters() if n not in weights and not n.startswith(averages)]:
         raise ValueError(f"{path} has no weights for {', '.join(absent)} of {type(model).__name__}.")
     store = MaskStore(model, selection)
     if unselected := {entry.name for entry in store.selected} - masks.keys():

@@ -163,6 +163,8 @@ class Pruning(PruningBase):
             seed = ((self._seed or 0) + len(self._events)) % 2**63
             context = ScoreContext(pl_module, store.weights, store.masks, seed)
             plan = make_plan(self.criterion, self.allocation, target, context, store)
+            if self._snapshot is not None:
+                self._snapshot.check(pl_module, len(trainer.optimizers))
             if trainer.fast_dev_run:  # type: ignore[attr-defined]
                 rank_zero_info(
                     f"fast_dev_run: {self.schedule.unit} {event:g} would prune to {target:.4f}; nothing is changed."

@@ -129,7 +129,7 @@ def test_another_kind_says_what_is_accepted(argument, wrong, came):
     with pytest.raises(
         TypeError,
         match=rf"(?s)`{argument}` takes a list whose entries are each a name pattern such as .*, a layer type such as .*, "
-        rf"or a parameter of the model; got .* of type ({came})\.",
+        rf"or a parameter of the model; got .*\b({came})\b",
     ):
         Selection(**{argument: wrong(build())})
 

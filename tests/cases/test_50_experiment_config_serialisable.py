@@ -118,6 +118,7 @@ def test_the_saved_config_alone_repeats_the_run(folder):
     assert (again / "metrics.csv").read_text() == (version / "metrics.csv").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:No seed found, seed set to 0:UserWarning")  # Lightning's way to say which it took
 def test_the_seed_is_saved_where_none_was_given(folder):
     (folder / "shared.yaml").write_text(textwrap.dedent(SHARED).replace("seed_everything: 11\n", ""))
     fit(folder, "--config=magnitude.yaml", "--trainer.limit_train_batches=3", "--seed_everything=true")

@@ -67,7 +67,7 @@ class SparsecompCLI(LightningCLI):
             # A constructor's refusal of its arguments is one message; what looks like a bug keeps its traceback.
             if debugging() or not isinstance(_root_cause(error), ValueError | TypeError | MisconfigurationException):
                 raise
-            self._parser(self.subcommand).error(f"{error}{_HINT}")
+            self._parser(self.subcommand).error(f"{_root_cause(error)}{_HINT}")
 
     def _instantiate_trainer(self, config: dict[str, Any], callbacks: list[Any]) -> L.Trainer:
         return super()._instantiate_trainer(config, [callback for callback in callbacks if callback is not None])

@@ -14,7 +14,7 @@ def closing_table(
 ) -> Table:
     """Test metrics, sparsity per layer and in all, and where the files are, relative to the run's folder."""
     table = Table(title="Result", title_justify="left")
-    table.add_column("")
+    table.add_column("", overflow="fold")
     table.add_column("value", justify="right", overflow="fold")
     for name, value in test_metrics.items():
         table.add_row(name, f"{value:.4f}")

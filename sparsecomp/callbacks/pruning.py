@@ -182,7 +182,7 @@ class Pruning(PruningBase):
             event, self.schedule.unit, position.step, position.epoch, target, before, after, layers, rewound
         )
         self._events.append(record)
-        change = f"sparsity {before:.4f} to {after:.4f}" if after > before else f"nothing to prune at {after:.4f}"
+        change = f"sparsity {before:.4f} to {after:.4f}" if after > before else f"sparsity stays at {after:.4f}"
         rank_zero_info(
             f"Pruning at {self.schedule.unit} {event:g} (step {position.step}): {change}"
             f"{', weights rewound' if rewound else ''}."

@@ -93,8 +93,9 @@ class TensorBatches:
         else:
             order = torch.arange(samples)
         rank, ranks = _ranks()
-        padded = torch.cat([order, order[: -samples % ranks]])
-        return padded[rank::ranks]
+        share = math.ceil(samples / ranks)
+        padded = order.repeat(math.ceil(share * ranks / samples))
+        return padded[rank : share * ranks : ranks]
 
 
 def _ranks() -> tuple[int, int]:

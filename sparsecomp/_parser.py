@@ -65,7 +65,8 @@ def concise(message: str, known: list[str]) -> str:
         class_path, option = found[-1]
         options = _init_args_of(class_path)
         name = class_path.rpartition(".")[2]
-        return f"{name} has no option {option!r}{at}{_near(option, [*options, 'class_path', 'init_args'])} It takes {', '.join(options) or 'none'}."
+        near = _near(option, [*options, "class_path", "init_args"])
+        return f"{name} has no option {option!r}{at}{near} It takes {', '.join(options) or 'none'}."
     if found := _MISSING.findall(message):
         class_path, missing = found[-1]
         return f"{class_path.rpartition('.')[2]} needs {', '.join(map(repr, missing.split(', ')))}{at}."

@@ -11,6 +11,7 @@ from sparsecomp.allocation import Allocation, resolve_allocation
 from sparsecomp.criteria import Criterion, ScoreContext
 from sparsecomp.masks import MaskStore
 from sparsecomp.planning import make_plan
+from sparsecomp.probe import Probe
 from sparsecomp.selection import Selection
 
 
@@ -22,6 +23,7 @@ def prune(
     loss: Callable[[nn.Module, Any], Tensor] | None = None,
     selection: Selection | None = None,
     allocation: Allocation | str = "global",
+    probe: Probe | None = None,
 ) -> MaskStore:
     """Prune `model` in place, once, and return its masks.
 
@@ -37,6 +39,7 @@ def prune(
         loss: Scalar loss of (model, batch), for a criterion that looks at gradients.
         selection: What is prunable; the default of `Selection` if None.
         allocation: Scores to masks: an `Allocation`, or "global", "layerwise" or "erk".
+        probe: What the input and the output of the model are where batches are not (x, y), and how many are looked at.
 
     Raises:
         ValueError: If a value is out of its range, nothing is selected, the scores are not finite, or the criterion
@@ -54,6 +57,8 @@ def prune(
     if selection is not None:
         check_instance("selection", selection, "what is prunable", Selection, "Selection(exclude=['head'])")
     store = MaskStore(model, selection)
-    context = ScoreContext(model, store.weights, store.masks, torch.initial_seed(), data, loss)
+    context = ScoreContext(
+        model, store.weights, store.masks, torch.initial_seed(), store.selected, data, probe or Probe(), loss
+    )
     make_plan(criterion, resolve_allocation(allocation), final_sparsity, context, store).commit(model, store)
     return store.attach()

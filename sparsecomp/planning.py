@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from sparsecomp._distributed import broadcast_from_rank_zero_
 from sparsecomp.allocation import Allocation
+from sparsecomp.connectivity import ConnectivityGraph, allocate_effective
 from sparsecomp.criteria import Criterion, ScoreContext
 from sparsecomp.masks import MaskStore
 
@@ -35,9 +36,16 @@ class Plan:
 
 @torch.no_grad()
 def make_plan(
-    criterion: Criterion, allocation: Allocation, sparsity: float, context: ScoreContext, store: MaskStore
+    criterion: Criterion,
+    allocation: Allocation,
+    sparsity: float,
+    context: ScoreContext,
+    store: MaskStore,
+    graph: ConnectivityGraph | None = None,
 ) -> Plan:
     """Score, allocate, refit.
+
+    With a `graph` the sparsity is the effective one, and `allocate_effective` takes the place of the allocation.
 
     Raises:
         ValueError: If a need of the criterion is not met, or its scores have other names or shapes than the weights or
@@ -46,7 +54,10 @@ def make_plan(
     criterion.check_needs(context)
     scores = criterion.score(context)
     _check_fit(f"{type(criterion).__name__}.score", scores, context.weights, complete=True)
-    masks = allocation(scores, sparsity, store.masks, {entry.name: entry.unit_dim for entry in store.selected})
+    if graph is not None:
+        masks = allocate_effective(graph, scores, sparsity, store.masks)
+    else:
+        masks = allocation(scores, sparsity, store.masks, {entry.name: entry.unit_dim for entry in store.selected})
     if allocation.granularity == "unit":
         masks |= _bias_masks(store, masks)
     refit = criterion.refit(context, masks)

@@ -1,6 +1,7 @@
 """What a run leaves for its reader: a closing table, and a picture of the curves beside the CSV."""
 
 import csv
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,10 @@ def closing_table(
         for name, (pruned, total) in pruner.counts.items():
             table.add_row(f"sparsity of {name}", f"{pruned / total:.4f}  ({total - pruned:,} of {total:,} kept)")
         table.add_row("sparsity in all", f"{pruner.sparsity:.4f}")
+        effective = pruner.effective_sparsity
+        table.add_row(
+            "effective sparsity", pruner.effective_sparsity_reason if math.isnan(effective) else f"{effective:.4f}"
+        )
     table.add_section()
     table.add_row("files in", str(folder))
     for name, path in files.items():

@@ -98,7 +98,8 @@ def test_data(tmp_path, path):
     assert type(optimizer).__name__ == model["init_args"]["optimizer"]["class_path"].rpartition(".")[2]
     assert optimizer.param_groups[0]["lr"] == model["init_args"]["optimizer"]["init_args"]["lr"]
     assert command.trainer.global_step == 2
-    assert "test/accuracy" in command.trainer.callback_metrics
+    metrics = model["init_args"]["metrics"]
+    assert {f"test/{name}" for name in metrics} <= set(command.trainer.callback_metrics)
 
 
 @pytest.mark.parametrize("path", OVERLAYS)

@@ -1,6 +1,7 @@
 """The closing table and the curves, from values written by hand."""
 
 import io
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,7 +105,12 @@ def rows(table, width=200):
     return dict([cell.strip() for cell in line.strip("│").split("│")] for line in lines)
 
 
-PRUNER = SimpleNamespace(counts={"a.weight": (1, 3), "b.weight": (900, 1200)}, sparsity=901 / 1203)
+PRUNER = SimpleNamespace(
+    counts={"a.weight": (1, 3), "b.weight": (900, 1200)},
+    sparsity=901 / 1203,
+    effective_sparsity=0.8,
+    effective_sparsity_reason="",
+)
 
 
 def test_closing_table():
@@ -115,6 +121,7 @@ def test_closing_table():
         "sparsity of a.weight": "0.3333  (2 of 3 kept)",
         "sparsity of b.weight": "0.7500  (300 of 1,200 kept)",
         "sparsity in all": "0.7490",
+        "effective sparsity": "0.8000",
         "files in": "runs/fit/version_0",
         "metrics": "metrics.csv",
         "checkpoint": "/elsewhere/last.ckpt",
@@ -131,7 +138,10 @@ def test_closing_table_without_pruner_and_test_metrics():
 def test_closing_table_says_whole_names_in_a_narrow_terminal():
     """A name that is cut cannot be found again in the network."""
     name = "network.encoder.layers.11.self_attention.out_projection.weight"
-    pruner = SimpleNamespace(counts={name: (1, 2)}, sparsity=0.5)
+    reason = "it branches on data"
+    pruner = SimpleNamespace(
+        counts={name: (1, 2)}, sparsity=0.5, effective_sparsity=math.nan, effective_sparsity_reason=reason
+    )
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(closing_table({}, pruner, RUN, {}))
     text = "".join(line.strip("│").split("│")[0].strip() for line in console.export_text().splitlines() if "│" in line)

@@ -1,5 +1,6 @@
 """What every pruning callback shares: it holds masks through a Lightning training and its checkpoints."""
 
+import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -18,8 +19,10 @@ from torch.utils.hooks import RemovableHandle
 from sparsecomp._checks import check_instance
 from sparsecomp._rendering import render
 from sparsecomp.averaging import averaged_tensors
+from sparsecomp.callbacks.live import LiveConnections
 from sparsecomp.callbacks.position import Position
 from sparsecomp.masks import MaskStore, count_pruned
+from sparsecomp.probe import Probe
 from sparsecomp.selection import Selection, selection_table
 
 _STATE_VERSION = 1
@@ -66,6 +69,7 @@ class PruningBase(L.Callback, ABC):
 
     Args:
         selection: What is prunable; the default of `Selection` if None.
+        probe: What the input, the output and the loss of the module are; `Probe()` takes (x, y) batches.
     """
 
     _store: MaskStore | None
@@ -74,13 +78,17 @@ class PruningBase(L.Callback, ABC):
     _set_up_for: weakref.ref[L.LightningModule] | None  # the network of the latest `setup`
     _events: list[PruningEvent]
     _handles: list[RemovableHandle]
+    _live: LiveConnections
     _logged_at: int  # the step at which the sparsity was logged last
     _verify_after: float  # the step after which zeros are to be looked at
 
-    def __init__(self, selection: Selection | None = None) -> None:
+    def __init__(self, selection: Selection | None = None, probe: Probe | None = None) -> None:
         if selection is not None:
             check_instance("selection", selection, "what is prunable", Selection, "Selection(exclude=['head'])")
+        if probe is not None:
+            check_instance("probe", probe, "what the input and output of the module are", Probe, "Probe(batches=8)")
         self.selection = selection or Selection()
+        self.probe = probe or Probe()
         self._set_up_for = None
         self._forget()
 
@@ -106,6 +114,23 @@ class PruningBase(L.Callback, ABC):
         if self._store is not None:
             return self._store.counts()
         return count_pruned(self.masks, (self._loaded or {}).get("selected", ()))
+
+    @property
+    def effective_sparsity(self) -> float:
+        """Fraction of the selected weights on no path from an input to an output; NaN where that is not known.
+
+        `effective_sparsity_reason` says why: the network cannot be traced, or no fit began yet.
+        """
+        return math.nan if self._store is None else self._live.sparsity(self._selected_masks)
+
+    @property
+    def effective_sparsity_reason(self) -> str:
+        """Why `effective_sparsity` is NaN; empty where it is known."""
+        return self._live.reason
+
+    @property
+    def _selected_masks(self) -> dict[str, Tensor]:
+        return {entry.name: self._held.masks[entry.name] for entry in self._held.selected}
 
     @property
     def events(self) -> list[PruningEvent]:
@@ -155,6 +180,7 @@ class PruningBase(L.Callback, ABC):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Hold the masks from here on, and do what is due before the first step."""
         self._held.attach()
+        self._live = LiveConnections.of(trainer, pl_module, self.probe)
         self._hold_everywhere(trainer, pl_module)
         self._act(trainer, pl_module, Position.of(trainer))
 
@@ -239,6 +265,7 @@ class PruningBase(L.Callback, ABC):
         self._store = None
         self._loaded = None
         self._loaded_into = None
+        self._live = LiveConnections(None, "No fit has begun.")
         self._events = []
         self._handles = []
         self._verify_after = float("inf")
@@ -260,6 +287,9 @@ class PruningBase(L.Callback, ABC):
 
     def _log_sparsity(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         pl_module.log("pruning/sparsity", self.sparsity, on_step=False, on_epoch=True, sync_dist=True)
+        if self._live.graph is not None:
+            effective = self.effective_sparsity
+            pl_module.log("pruning/effective_sparsity", effective, on_step=False, on_epoch=True, sync_dist=True)
         self._logged_at = trainer.global_step
 
     def _hold_everywhere(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

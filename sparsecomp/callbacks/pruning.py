@@ -8,12 +8,14 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from sparsecomp._checks import check_instance
+from sparsecomp._checks import check_choice, check_instance
 from sparsecomp.allocation import Allocation, resolve_allocation
+from sparsecomp.allocation.global_ import Global
 from sparsecomp.callbacks.base import PruningBase, PruningEvent
 from sparsecomp.callbacks.position import Position
 from sparsecomp.criteria import Criterion, ScoreContext
 from sparsecomp.planning import make_plan
+from sparsecomp.probe import Probe
 from sparsecomp.rewinding import Rewind, Snapshot
 from sparsecomp.schedules import Schedule
 from sparsecomp.selection import Selection
@@ -37,6 +39,11 @@ class Pruning(PruningBase):
         allocation: Scores to masks: an `Allocation`, or "global", "layerwise" or "erk".
         selection: What is prunable; the default of `Selection` if None.
         rewind: When to take the snapshot that events go back to, and what they restore; None does not rewind.
+        target: Whether the schedule's sparsity is the "nominal" one, the fraction of weights removed, or the "effective"
+            one, which counts as removed also what lies on no path from an input to an output; such dangling
+            connections are then removed, and the allocation is global over single weights.
+        probe: What the input, the output and the loss of the module are, for criteria that look at data; `Probe()` takes
+            (x, y) batches.
 
     Raises:
         ValueError: If a value is out of its range, the schedule's sparsity falls, or the rewind point comes after the
@@ -62,6 +69,8 @@ class Pruning(PruningBase):
         allocation: Allocation | str = "global",
         selection: Selection | None = None,
         rewind: Rewind | None = None,
+        target: Literal["nominal", "effective"] = "nominal",
+        probe: Probe | None = None,
     ) -> None:
         self.criterion = check_instance("criterion", criterion, "what to keep", Criterion, "Magnitude()")
         self.schedule = check_instance("schedule", schedule, "when to prune", Schedule, "OneShot(0.9, at=3)")
@@ -69,7 +78,12 @@ class Pruning(PruningBase):
         if rewind is not None:
             check_instance("rewind", rewind, "what events go back to", Rewind, "Rewind(at=0)")
         self.rewind = rewind
-        super().__init__(selection)
+        self.target = check_choice("target", target, "what the schedule's sparsity counts", ("nominal", "effective"))
+        if target == "effective" and (type(self.allocation) is not Global or self.allocation.granularity != "weight"):
+            raise ValueError(
+                f"`target`='effective' needs the global allocation of single weights; got {self.allocation!r}."
+            )
+        super().__init__(selection, probe)
         if not schedule.is_monotone:
             raise ValueError("`schedule` must not fall: what is pruned here never returns. Use rising sparsities.")
         if rewind is not None and rewind.unit == schedule.unit and rewind.at > schedule.positions[0]:
@@ -161,8 +175,12 @@ class Pruning(PruningBase):
                     f"{self.rewind.unit} {self.rewind.at}; set `rewind.at` to an earlier place."
                 )
             seed = ((self._seed or 0) + len(self._events)) % 2**63
-            context = ScoreContext(pl_module, store.weights, store.masks, seed)
-            plan = make_plan(self.criterion, self.allocation, target, context, store)
+            data = trainer.train_dataloader if self.criterion.needs else None
+            context = ScoreContext(
+                pl_module, store.weights, store.masks, seed, store.selected, data, self.probe, self.probe.loss
+            )
+            graph = self._live.required() if self.target == "effective" else None
+            plan = make_plan(self.criterion, self.allocation, target, context, store, graph)
             if self._snapshot is not None:
                 self._snapshot.check(pl_module, len(trainer.optimizers))
             if trainer.fast_dev_run:  # type: ignore[attr-defined]

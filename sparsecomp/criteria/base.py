@@ -1,13 +1,17 @@
 """What to keep: the interface of every criterion."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+
+from sparsecomp.probe import Probe
+from sparsecomp.selection import PrunableParameter
+from sparsecomp.statistics import LayerStatistics, collect
 
 
 class Need(Enum):
@@ -32,7 +36,9 @@ class ScoreContext:
         weights: Name to the selected weights, detached, pruned ones zero.
         masks: Name to the masks so far, bool, True = kept.
         seed: A number of this run and event, the same on every rank and after a resume.
+        selected: Where each of the weights lives.
         data: Batches, where the criterion's needs ask for them.
+        probe: What the input, the output and the loss of the network are, and how many batches are looked at.
         loss: Scalar loss of (module, batch), where the needs ask for it.
     """
 
@@ -40,8 +46,22 @@ class ScoreContext:
     weights: Mapping[str, Tensor]
     masks: Mapping[str, Tensor]
     seed: int = 0
-    data: Iterable[Any] | None = None
+    selected: Sequence[PrunableParameter] = ()
+    data: Iterable[Any] | None = field(default=None, repr=False)
+    probe: Probe = field(default_factory=Probe, repr=False)
     loss: Callable[[nn.Module, Any], Tensor] | None = field(default=None, repr=False)
+
+    def statistics(self, *, gradients: bool = False, signatures: bool = False) -> dict[str, LayerStatistics]:
+        """Input moments of the selected layers over `data`, with credits and signatures where asked for; see `collect`."""
+        return collect(
+            self.module,
+            self.selected,
+            self.data or (),
+            self.probe,
+            gradients=gradients,
+            signatures=signatures,
+            generator=self.generator(),
+        )
 
     def generator(self) -> torch.Generator:
         """A fresh CPU generator for this event; the global random state is left alone."""

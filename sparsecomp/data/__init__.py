@@ -2,5 +2,7 @@
 
 from sparsecomp.data.batches import TensorBatches
 from sparsecomp.data.digits import DigitsDataModule
+from sparsecomp.data.function import FunctionDataModule
+from sparsecomp.data.picture import PictureDataModule
 
-__all__ = ["DigitsDataModule", "TensorBatches"]
+__all__ = ["DigitsDataModule", "FunctionDataModule", "PictureDataModule", "TensorBatches"]

@@ -1,7 +1,8 @@
 """Networks and the LightningModule that trains them from a config."""
 
+from sparsecomp.models.cppn import CPPN, MixedActivation
 from sparsecomp.models.masked_module import MaskedModule
 from sparsecomp.models.mlp import MLP
 from sparsecomp.models.small_conv_net import SmallConvNet
 
-__all__ = ["MLP", "MaskedModule", "SmallConvNet"]
+__all__ = ["CPPN", "MLP", "MaskedModule", "MixedActivation", "SmallConvNet"]

@@ -1,0 +1,82 @@
+"""Samples of a target function."""
+
+import lightning as L
+import torch
+
+from sparsecomp._checks import check_instance, check_int
+from sparsecomp.data.batches import TensorBatches
+from sparsecomp.functions import TargetFunction
+from sparsecomp.functions.base import generators
+
+_SAMPLE_SEED = 0
+
+
+class FunctionDataModule(L.LightningDataModule):
+    """Inputs drawn from the distribution of a target function, and its outputs there.
+
+    x: (batch, in_features) float32; y: (batch, out_features) float32, of unit variance. The samples are the same for
+    every seed, which orders them only, and the three sets are drawn apart: the size of one changes no other.
+
+    Args:
+        function: What is to be learned; it is in `function` again, with its graph.
+        training: Number of training samples, >= 1.
+        validation: Number of validation samples, >= 0; with 0 there is no validation.
+        test: Number of test samples, >= 1.
+        batch_size: Samples in a training batch, >= 1.
+        seed: Start of the training order, a new one in each epoch; the run's seed if None.
+
+    Raises:
+        ValueError: If a number is out of its range.
+        TypeError: If a number is no integer, or `function` no TargetFunction.
+
+    >>> from sparsecomp.functions import Tree
+    >>> data = FunctionDataModule(Tree())
+    >>> data.setup("fit")
+    >>> x, y = next(iter(data.train_dataloader()))
+    >>> x.shape, y.shape, len(data.train_dataloader())
+    (torch.Size([128, 8]), torch.Size([128, 1]), 94)
+    """
+
+    def __init__(
+        self,
+        function: TargetFunction,
+        training: int = 12000,
+        validation: int = 1024,
+        test: int = 2048,
+        batch_size: int = 128,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.function = check_instance("function", function, "what is to be learned", TargetFunction, "Tree()")
+        self.training = check_int("training", training, "the number of training samples", minimum=1)
+        self.validation = check_int("validation", validation, "the number of validation samples")
+        self.test = check_int("test", test, "the number of test samples", minimum=1)
+        self.batch_size = check_int("batch_size", batch_size, "the number of samples in a batch", minimum=1)
+        self.seed = seed if seed is None else check_int("seed", seed, "the start of the training order")
+        self._batches: dict[str, TensorBatches] = {}
+
+    def setup(self, stage: str) -> None:
+        """Draw the samples, once."""
+        if self._batches:
+            return
+        seed = torch.initial_seed() if self.seed is None else self.seed
+        sizes = {"train": self.training, "val": self.validation, "test": self.test}
+        for (name, size), generator in zip(sizes.items(), generators(_SAMPLE_SEED, len(sizes)), strict=True):
+            if size > 0:
+                x = self.function.sample_inputs(size, generator)
+                batch_size = self.batch_size if name == "train" else size
+                self._batches[name] = TensorBatches(
+                    x, self.function(x), batch_size=batch_size, shuffle=name == "train", seed=seed
+                )
+
+    def train_dataloader(self) -> TensorBatches:
+        """Shuffled batches of training samples."""
+        return self._batches["train"]
+
+    def val_dataloader(self) -> TensorBatches | list[TensorBatches]:
+        """All validation samples as one batch."""
+        return self._batches.get("val", [])
+
+    def test_dataloader(self) -> TensorBatches:
+        """All test samples as one batch."""
+        return self._batches["test"]

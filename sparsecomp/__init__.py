@@ -11,11 +11,14 @@ from sparsecomp.callbacks.fixed_masks import FixedMasks
 from sparsecomp.callbacks.lottery_ticket_pruning import LotteryTicketPruning
 from sparsecomp.callbacks.magnitude_pruning import MagnitudePruning
 from sparsecomp.callbacks.pruning import Pruning
+from sparsecomp.callbacks.similarity_pruning import SimilarityPruning
 from sparsecomp.criteria.base import Criterion, Need, ScoreContext
 from sparsecomp.criteria.magnitude import Magnitude
 from sparsecomp.criteria.random import Random
+from sparsecomp.criteria.similarity import Similarity
 from sparsecomp.masks import MaskStore
 from sparsecomp.one_shot import prune
+from sparsecomp.probe import Probe
 from sparsecomp.rewinding import Rewind
 from sparsecomp.schedules.base import Schedule
 from sparsecomp.schedules.cosine import Cosine
@@ -45,6 +48,7 @@ __all__ = [
     "Need",
     "OneShot",
     "Polynomial",
+    "Probe",
     "Pruning",
     "PruningBase",
     "PruningEvent",
@@ -53,6 +57,8 @@ __all__ = [
     "Schedule",
     "ScoreContext",
     "Selection",
+    "Similarity",
+    "SimilarityPruning",
     "load_ticket",
     "prune",
     "save_ticket",

@@ -58,7 +58,7 @@ def prune(
         check_instance("selection", selection, "what is prunable", Selection, "Selection(exclude=['head'])")
     store = MaskStore(model, selection)
     context = ScoreContext(
-        model, store.weights, store.masks, torch.initial_seed(), store.selected, data, probe or Probe(), loss
+        model, store.weights, store.masks, torch.initial_seed(), data, loss, store.selected, probe or Probe()
     )
     make_plan(criterion, resolve_allocation(allocation), final_sparsity, context, store).commit(model, store)
     return store.attach()

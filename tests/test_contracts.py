@@ -73,7 +73,7 @@ def loss(module, batch):
 
 def context(module, seed=0):
     store = MaskStore(module)
-    return ScoreContext(module, store.weights, store.masks, seed, batches(), loss)
+    return ScoreContext(module, store.weights, store.masks, seed, batches(), loss, store.selected)
 
 
 def test_members_are_found():
@@ -115,7 +115,7 @@ class TestCriterion:
         module = network().train()
         module[5].eval()
         module[0].weight.requires_grad_(False)
-        seen = ScoreContext(module, *_seen(module), 0, batches(), loss)
+        seen = _seen(module)
         before = clone([module.state_dict(), seen.weights, seen.masks])
         criterion = build(class_)
         settings_before = copy.deepcopy(vars(criterion))
@@ -164,7 +164,7 @@ class TestCriterion:
 
 def _seen(module):
     store = MaskStore(module, Selection(include=["0.weight", "4.weight", "5.weight"]))
-    return store.weights, store.masks
+    return ScoreContext(module, store.weights, store.masks, 0, batches(), loss, store.selected)
 
 
 class Poisoned(Criterion):

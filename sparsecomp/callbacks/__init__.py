@@ -5,5 +5,14 @@ from sparsecomp.callbacks.fixed_masks import FixedMasks
 from sparsecomp.callbacks.lottery_ticket_pruning import LotteryTicketPruning
 from sparsecomp.callbacks.magnitude_pruning import MagnitudePruning
 from sparsecomp.callbacks.pruning import Pruning
+from sparsecomp.callbacks.similarity_pruning import SimilarityPruning
 
-__all__ = ["FixedMasks", "LotteryTicketPruning", "MagnitudePruning", "Pruning", "PruningBase", "PruningEvent"]
+__all__ = [
+    "FixedMasks",
+    "LotteryTicketPruning",
+    "MagnitudePruning",
+    "Pruning",
+    "PruningBase",
+    "PruningEvent",
+    "SimilarityPruning",
+]

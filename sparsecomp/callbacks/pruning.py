@@ -177,7 +177,7 @@ class Pruning(PruningBase):
             seed = ((self._seed or 0) + len(self._events)) % 2**63
             data = trainer.train_dataloader if self.criterion.needs else None
             context = ScoreContext(
-                pl_module, store.weights, store.masks, seed, store.selected, data, self.probe, self.probe.loss
+                pl_module, store.weights, store.masks, seed, data, self.probe.loss, store.selected, self.probe
             )
             graph = self._live.required() if self.target == "effective" else None
             plan = make_plan(self.criterion, self.allocation, target, context, store, graph)

@@ -36,32 +36,35 @@ class ScoreContext:
         weights: Name to the selected weights, detached, pruned ones zero.
         masks: Name to the masks so far, bool, True = kept.
         seed: A number of this run and event, the same on every rank and after a resume.
-        selected: Where each of the weights lives.
         data: Batches, where the criterion's needs ask for them.
-        probe: What the input, the output and the loss of the network are, and how many batches are looked at.
         loss: Scalar loss of (module, batch), where the needs ask for it.
+        selected: Where each of the weights lives.
+        probe: What the input and the output of the network are, and how many batches are looked at.
     """
 
     module: nn.Module
     weights: Mapping[str, Tensor]
     masks: Mapping[str, Tensor]
     seed: int = 0
-    selected: Sequence[PrunableParameter] = ()
     data: Iterable[Any] | None = field(default=None, repr=False)
-    probe: Probe = field(default_factory=Probe, repr=False)
     loss: Callable[[nn.Module, Any], Tensor] | None = field(default=None, repr=False)
+    selected: Sequence[PrunableParameter] = ()
+    probe: Probe = field(default_factory=Probe, repr=False)
+    _held: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def statistics(self, *, gradients: bool = False, signatures: bool = False) -> dict[str, LayerStatistics]:
-        """Input moments of the selected layers over `data`, with credits and signatures where asked for; see `collect`."""
-        return collect(
-            self.module,
-            self.selected,
-            self.data or (),
-            self.probe,
-            gradients=gradients,
-            signatures=signatures,
-            generator=self.generator(),
-        )
+        """Input moments of the selected layers over `data`, with credits and signatures where asked for; see `collect`.
+
+        They are taken once an event, unless more is asked for than the time before.
+        """
+        held = self._held
+        if not held or (gradients, signatures) > (held["gradients"], held["signatures"]):
+            asked = {"gradients": gradients, "signatures": signatures}
+            data = self.data if self.data is not None else ()
+            found = collect(self.module, self.selected, data, self.probe, generator=self.generator(), **asked)
+            held.update(asked, statistics=found)
+        statistics: dict[str, LayerStatistics] = held["statistics"]
+        return statistics
 
     def generator(self) -> torch.Generator:
         """A fresh CPU generator for this event; the global random state is left alone."""

@@ -339,7 +339,7 @@ def own(tmp_path, monkeypatch):
     sys.modules.pop("own_code", None)
 
 
-@pytest.mark.parametrize("pruning", ["MagnitudePruning", "LotteryTicketPruning"])
+@pytest.mark.parametrize("pruning", ["MagnitudePruning", "LotteryTicketPruning", "SimilarityPruning"])
 def test_own_module_and_data_by_class_path(own, pruning):
     config = {
         "seed_everything": 3,

@@ -15,6 +15,7 @@ class SimilarityPruning(Pruning):
 
     Args:
         gamma: 0, 1 or 2; see `Similarity`.
+        merge: |Correlation| from which hidden units are merged, or None; see `Similarity`.
         schedule: When to prune and to what total sparsity; the default above if None. At least 4 events are advised.
         selection: What is prunable; the default of `Selection` if None.
         target: Whether the sparsity is "nominal" or "effective"; see `Pruning`.
@@ -30,10 +31,11 @@ class SimilarityPruning(Pruning):
     def __init__(
         self,
         gamma: int = 0,
+        merge: float | None = None,
         schedule: Schedule | None = None,
         selection: Selection | None = None,
         target: Literal["nominal", "effective"] = "nominal",
         probe: Probe | None = None,
     ) -> None:
         schedule = schedule or Levels((0.5, 0.7, 0.8, 0.9), begin=0.15, every=0.15, unit="fraction")
-        super().__init__(Similarity(gamma), schedule, selection=selection, target=target, probe=probe)
+        super().__init__(Similarity(gamma, merge), schedule, selection=selection, target=target, probe=probe)

@@ -2,24 +2,26 @@
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from sparsecomp._checks import check_int
-from sparsecomp.connectivity import ConnectivityGraph, UntraceableError
+from sparsecomp._checks import check_int, check_number
 from sparsecomp.criteria.base import Criterion, Need, ScoreContext
 from sparsecomp.following_norms import following_norms
 from sparsecomp.functional.similarity import (
+    apply_merge,
     elimination_cost,
     input_signature,
+    merge_units,
     refit,
     signature_overlap,
     similarity_score,
     unit_credit,
 )
-from sparsecomp.selection import PrunableParameter
+from sparsecomp.readers import Readers, find_readers
 from sparsecomp.statistics import LayerStatistics
 
 
@@ -61,23 +63,36 @@ class Similarity(Criterion):
 
     needs: ClassVar[frozenset[Need]] = frozenset({Need.INPUT_MOMENTS})
 
-    def __init__(self, gamma: int = 0) -> None:
+    def __init__(self, gamma: int = 0, merge: float | None = None) -> None:
         if check_int("gamma", gamma, "the exponent of the overlap") > 2:
             raise ValueError(f"`gamma` is the exponent of the overlap and must be 0, 1 or 2; got {gamma!r}.")
+        if (
+            merge is not None
+            and not 0.0 < check_number("merge", merge, "the |correlation| of copies", "in (0, 1]") <= 1.0
+        ):
+            raise ValueError(
+                f"`merge` is the |correlation| from which units are copies and must be in (0, 1]; got {merge!r}."
+            )
         self.gamma = gamma
+        self.merge = merge
 
     def score(self, context: ScoreContext) -> dict[str, Tensor]:
-        """Cost times credit, times overlap ** gamma."""
+        """Cost times credit, times overlap ** gamma; 0 for the connections into merged units."""
         statistics = context.statistics(gradients=True, signatures=self.gamma > 0)
+        readers = find_readers(context.module, context.selected)
+        merged = self._merged(context, statistics, readers)
         scores = {}
         for entry in context.selected:
-            layer, weight = statistics[entry.name], context.weights[entry.name]
+            layer = statistics[entry.name]
+            weight = merged.weights.get(entry.name, context.weights[entry.name])
             variance = layer.output_variance(weight)
-            cost = _elimination_by_group(weight, layer.covariance, variance)
             if layer.output_gradient is None:
                 raise RuntimeError("statistics were collected without gradients.")
-            overlap = _overlap(entry, statistics, context) if self.gamma > 0 else None
             credit = unit_credit(layer.output_gradient, variance)
+            if entry.name in merged.dropped:
+                credit = credit.masked_fill(merged.dropped[entry.name], 0.0)
+            cost = _elimination_by_group(weight, layer.covariance, variance)
+            overlap = _overlap(entry.name, statistics, readers) if self.gamma > 0 else None
             score = similarity_score(cost.flatten(1), credit, overlap, gamma=float(self.gamma))
             scores[entry.name] = score.reshape(weight.shape)
         return scores
@@ -85,17 +100,19 @@ class Similarity(Criterion):
     def refit(self, context: ScoreContext, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Kept weights by least squares; offsets go into the bias, without one into a BatchNorm's running mean."""
         statistics = context.statistics()
+        merged = self._merged(context, statistics, find_readers(context.module, context.selected))
         norms = following_norms(context.module, context.selected, _first(context), context.probe)
         fitted: dict[str, Tensor] = {}
         for entry in context.selected:
-            layer, weight = statistics[entry.name], context.weights[entry.name]
-            bias = entry.owner._parameters[entry.bias] if entry.bias else None
+            layer = statistics[entry.name]
+            weight = merged.weights.get(entry.name, context.weights[entry.name])
+            own = entry.owner._parameters[entry.bias] if entry.bias else None
+            bias = merged.biases.get(entry.name, own)
             free = bias is not None or entry.name in norms
             # Without a place for an offset the fit goes through the origin.
             mean = layer.mean if free else torch.zeros_like(layer.mean)
             covariance = layer.covariance if free else layer.second_moment
-            new, offset = _refit_by_group(weight, bias, masks[entry.name], mean, covariance)
-            fitted[entry.name] = new
+            fitted[entry.name], offset = _refit_by_group(weight, bias, masks[entry.name], mean, covariance)
             if bias is not None and entry.bias_name is not None:
                 fitted[entry.bias_name] = offset
             elif entry.name in norms:
@@ -104,8 +121,29 @@ class Similarity(Criterion):
                     fitted[f"{name}.running_mean"] = norm.running_mean - offset
         return fitted
 
+    def _merged(self, context: ScoreContext, statistics: Mapping[str, LayerStatistics], readers: Readers) -> "_Merged":
+        merged = _Merged({}, {}, {})
+        entries = {entry.name: entry for entry in context.selected}
+        for writer, reader in readers.only.items() if self.merge is not None else ():
+            layer, bias = statistics[reader], entries[reader].owner.bias
+            if len(layer.mean) != len(context.weights[writer]) or not isinstance(bias, Tensor):
+                continue  # a flattened picture: columns are not units
+            found = merge_units(layer.mean, layer.covariance, self.merge or 1.0)
+            merged.dropped[writer] = found.dropped
+            merged.weights[reader], merged.biases[reader] = apply_merge(found, context.weights[reader], bias.detach())
+        return merged
+
     def __repr__(self) -> str:
-        return f"Similarity(gamma={self.gamma})"
+        return f"Similarity(gamma={self.gamma}, merge={self.merge})"
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Weights and biases of readers after merging, and which units of the writers were dropped."""
+
+    weights: dict[str, Tensor]
+    biases: dict[str, Tensor]
+    dropped: dict[str, Tensor]
 
 
 def _first(context: ScoreContext) -> object:
@@ -133,31 +171,16 @@ def _refit_by_group(
     return torch.cat(weights), torch.cat(offsets)
 
 
-def _overlap(entry: PrunableParameter, statistics: Mapping[str, LayerStatistics], context: ScoreContext) -> Tensor:
+def _overlap(name: str, statistics: Mapping[str, LayerStatistics], readers: Readers) -> Tensor:
     """(out, d) overlap of each target unit's activation with each input of the layer."""
-    layer = statistics[entry.name]
+    layer = statistics[name]
     if layer.input_signature is None or layer.output_signature is None:
         raise RuntimeError("statistics were collected without signatures.")
     if layer.input_signature.dim() > 2:
-        raise ValueError(f"`gamma` > 0 is not available for the grouped convolution {entry.name!r}; use gamma=0.")
-    reader = _reader(entry, context)
-    target = layer.output_signature if reader is None else statistics[reader].input_signature
-    if target is None:
-        raise RuntimeError("statistics were collected without signatures.")
-    if reader is not None:  # of a convolution the taps of a channel are added
-        target = target.reshape(len(layer.output_signature), -1, target.shape[-1]).sum(1)
+        raise ValueError(f"`gamma` > 0 is not available for the grouped convolution {name!r}; use gamma=0.")
+    # Activations are seen where they are read; where no selected layer reads them, pre-activations stand in.
+    target = layer.output_signature
+    shown = statistics[readers.any[name]].input_signature if name in readers.any else None
+    if shown is not None:  # of a convolution the taps of a channel are added
+        target = shown.reshape(len(target), -1, target.shape[-1]).sum(1)
     return signature_overlap(input_signature(layer.input_signature), input_signature(target))
-
-
-def _reader(entry: PrunableParameter, context: ScoreContext) -> str | None:
-    """A selected layer that reads the units which `entry` writes, so that it shows their activations; None if none does."""
-    try:
-        uses = ConnectivityGraph.trace(context.module).uses
-    except UntraceableError:
-        return None
-    selected = {other.name for other in context.selected}
-    written = {use.target for use in uses.get(entry.name, ())}
-    for name, readers in uses.items():
-        if name in selected and any(use.source in written and use.groups == 1 for use in readers):
-            return name
-    return None

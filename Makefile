@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 .PHONY: demo test lint bench clean
 
 demo: $(INSTALLED)
-	$(BIN)/sparsecomp fit --config configs/experiment/digits_magnitude.yaml
+	$(BIN)/sparsecomp fit --config configs/experiment/digits_similarity.yaml
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import masked_step, selection
+from benchmarks import connectivity, masked_step, moments, monitor, selection
 
 
 def main() -> None:
@@ -25,6 +25,12 @@ def main() -> None:
         table.add_row(what, f"{ratio:.3f} of dense", f"<= {limit:.2f}", f"hooks {hooks:.3f}")
     for what, ratio, least, seconds in selection.rows(max(3, rounds // 8)):
         table.add_row(f"{what}: torch's time / ours", f"{ratio:.1f} ({seconds:.3f} s)", f">= {least:.0f}", "1.0")
+    for what, ratio, limit, peer in moments.rows(max(3, rounds // 4)):
+        table.add_row(what, f"{ratio:.2f} of forward", f"<= {limit:.2f}", f"plain {peer:.2f}")
+    for what, ratio, limit in connectivity.rows(max(3, rounds // 2)):
+        table.add_row(what, f"{ratio:.2f} of forward", f"<= {limit:.2f}", "")
+    for what, share, limit, each in monitor.rows(max(5, rounds // 3)):
+        table.add_row(what, f"{share:.1%} of an epoch", f"<= {limit:.0%}", f"each epoch {each:.0%}")
     ours, theirs = selection.peak_mebibytes("ours"), selection.peak_mebibytes("torch")
     table.add_row("the same: memory on top of the scores", f"{ours:.0f} MiB", "less", f"{theirs:.0f} MiB")
     Console(width=130).print(table)

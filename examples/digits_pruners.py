@@ -17,7 +17,7 @@ from sparsecomp.cli import main as sparsecomp
 from sparsecomp.reporting import read_curves
 
 ROOT = Path(__file__).parent.parent
-EXPERIMENTS = ("dense", "magnitude", "lottery_ticket", "random")
+EXPERIMENTS = ("dense", "magnitude", "similarity", "lottery_ticket", "random")
 
 
 def trial(experiment: str, seed: int) -> dict[str, float]:

@@ -7,6 +7,7 @@ from sparsecomp.allocation.erk import ERK
 from sparsecomp.allocation.global_ import Global
 from sparsecomp.allocation.layerwise import Layerwise
 from sparsecomp.callbacks.base import PruningBase, PruningEvent
+from sparsecomp.callbacks.compositionality import CompositionalityMonitor
 from sparsecomp.callbacks.fixed_masks import FixedMasks
 from sparsecomp.callbacks.lottery_ticket_pruning import LotteryTicketPruning
 from sparsecomp.callbacks.magnitude_pruning import MagnitudePruning
@@ -33,6 +34,7 @@ from sparsecomp.tickets import load_ticket, save_ticket
 __all__ = [
     "ERK",
     "Allocation",
+    "CompositionalityMonitor",
     "Cosine",
     "Criterion",
     "FixedMasks",

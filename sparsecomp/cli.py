@@ -76,12 +76,14 @@ class SparsecompCLI(LightningCLI):
         """Test the network as training left it, and print what came out."""
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
+        logged = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        compositionality = {name: value for name, value in logged.items() if name.startswith("compositionality/")}
         tested = self._test()
         folder = run_folder(self.trainer)
         if not self.trainer.is_global_zero:
             return
         pruner = next((c for c in self.trainer.callbacks if isinstance(c, PruningBase)), None)  # type: ignore[attr-defined]
-        Console().print(closing_table(tested, pruner, folder, self._files(folder, pruner)))
+        Console().print(closing_table(tested, pruner, folder, self._files(folder, pruner), compositionality))
 
     def _test(self) -> dict[str, float]:
         module = self.model

@@ -11,9 +11,13 @@ from sparsecomp.callbacks.base import PruningBase
 
 
 def closing_table(
-    test_metrics: Mapping[str, float], pruner: PruningBase | None, folder: Path, files: Mapping[str, Path]
+    test_metrics: Mapping[str, float],
+    pruner: PruningBase | None,
+    folder: Path,
+    files: Mapping[str, Path],
+    compositionality: Mapping[str, float] | None = None,
 ) -> Table:
-    """Test metrics, sparsity per layer and in all, and where the files are, relative to the run's folder."""
+    """Test metrics, sparsity per layer and in all, compositionality metrics, and where the files are in the folder."""
     table = Table(title="Result", title_justify="left")
     table.add_column("", overflow="fold")
     table.add_column("value", justify="right", overflow="fold")
@@ -32,6 +36,9 @@ def closing_table(
         table.add_row(
             "effective sparsity", pruner.effective_sparsity_reason if math.isnan(effective) else f"{effective:.4f}"
         )
+    table.add_section()
+    for name, value in (compositionality or {}).items():
+        table.add_row(name, f"{value:.4f}")
     table.add_section()
     table.add_row("files in", str(folder))
     for name, path in files.items():

@@ -93,6 +93,8 @@ FULL = {
             "optimizer_state": False,
             "lr_schedule": False,
         },
+        "target": "nominal",
+        "probe": {"class_path": "Probe", "init_args": {"batches": 3}},
     },
 }
 
@@ -110,6 +112,7 @@ def test_every_argument_of_a_pruner_is_set_from_yaml(tmp_path):
     assert pruner.schedule == Levels((0.2, 0.5), begin=0.5, every=0.25, unit="fraction")
     assert (type(pruner.allocation), pruner.allocation.granularity, pruner.allocation.min_keep) == (ERK, "unit", 3)
     assert pruner.selection == Selection(include=["Linear", "network.1.bias"], exclude=["network.5.*"])
+    assert (pruner.target, pruner.probe.batches) == ("nominal", 3)
     assert pruner.rewind == Rewind(1, "step", False, False, False, False)
     assert set(pruner.counts) == {"network.1.weight", "network.1.bias", "network.3.weight"}
     assert [(event.target, event.rewound) for event in pruner.events] == [(0.2, True), (0.5, True)]

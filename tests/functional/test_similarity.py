@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from sparsecomp.functional import elimination as elimination_module
+from sparsecomp.functional import merging as merging_module
 from sparsecomp.functional import refitting as refitting_module
 from sparsecomp.functional.similarity import (
     UnitMerge,
@@ -400,6 +401,14 @@ def test_merge_goes_to_the_most_similar_kept_unit():
     assert merge.slope[3].item() == pytest.approx(0.85, rel=1e-9)
 
 
+def test_merge_counts_only_units_not_yet_covered():
+    # 0 covers 1, 2, 3. Of the rest 4 is like more units (2, 3, 5), but 5 covers more: 4 and 6.
+    similar = torch.eye(7, dtype=torch.bool)
+    for i, k in [(0, 1), (0, 2), (0, 3), (4, 2), (4, 3), (4, 5), (5, 6)]:
+        similar[i, k] = similar[k, i] = True
+    assert merging_module._cover(similar).nonzero().flatten().tolist() == [0, 5]
+
+
 def test_merge_threshold_is_inclusive_and_tau_matters():
     covariance = covariance_from([[1.0, 0.9], [0.9, 1.0]], double(1.0, 1.0))
     assert merge_units(torch.zeros(2), covariance, 0.9).kept.tolist() == [0, 0]
@@ -421,7 +430,7 @@ def test_dead_and_constant_units_stay():
     a = copies()
     a[:, 0] = 0.0
     a[:, 1] = 0.0
-    a[:, 5] = 1000.0 + 1e-4 * a[:, 5]
+    a[:, 5] = 1e6 + 100 * a[:, 2]  # float32 sums could not tell it from a constant
     a[:, 7] = 3.0
     mean, covariance = moments(a)
     covariance.diagonal().clamp_(min=0)
@@ -496,6 +505,15 @@ def test_refit_of_an_over_complete_layer_is_exact(dtype):
     assert not got_weight[~mask].any()
     ridged, _ = refit(weight, bias, mask, *moments(a), exact_below=0.0)
     assert (ridged - got_weight).abs().max() > 1e-3
+
+
+def test_refit_is_exact_from_the_difference_of_similar_inputs():
+    a = normal(300, 3)
+    a[:, 1] = a[:, 0] + 0.01 * a[:, 1]
+    a[:, 2] = 100 * (a[:, 1] - a[:, 0])
+    weight, bias = refit(double([0.5, 0.25, 1.0]), None, torch.tensor([[True, True, False]]), *moments(a))
+    close(weight, double([-99.5, 100.25, 0.0]), rtol=1e-6)
+    close(bias, double(0.0), atol=1e-6)
 
 
 def test_refit_is_ridged_where_the_kept_inputs_do_not_determine_the_unit():

@@ -129,7 +129,7 @@ def collect(
         return {}
     run = LayerPasses(module, selected, probe, gradients, signatures, max_inputs)
     with failing_together(next(module.parameters()).device):
-        with untouched(module), _same_place(batches) as copied, run.hooks():
+        with untouched(module), same_place(batches) as copied, run.hooks():
             for batch in itertools.islice(copied, probe.batches):
                 run.add(like_module(batch, module), generator)
         if run.samples == 0:
@@ -186,7 +186,7 @@ def _check_layer(entry: PrunableParameter) -> None:
 
 
 @contextlib.contextmanager
-def _same_place(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
+def same_place(batches: Iterable[Any]) -> Iterator[Iterable[Any]]:
     """A copy of a loader to iterate over; what the copy shares with it is put back."""
     if isinstance(batches, Iterator):
         yield batches

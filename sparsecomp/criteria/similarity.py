@@ -112,7 +112,9 @@ class Similarity(Criterion):
             # Without a place for an offset the fit goes through the origin.
             mean = layer.mean if free else torch.zeros_like(layer.mean)
             covariance = layer.covariance if free else layer.second_moment
-            fitted[entry.name], offset = _refit_by_group(weight, bias, masks[entry.name], mean, covariance)
+            # Of fewer rows than inputs every unit looks determined by few of them.
+            exact_below = 1e-6 if layer.count > mean.shape[-1] else 0.0
+            fitted[entry.name], offset = _refit_by_group(weight, bias, masks[entry.name], mean, covariance, exact_below)
             if bias is not None and entry.bias_name is not None:
                 fitted[entry.bias_name] = offset
             elif entry.name in norms:
@@ -160,14 +162,14 @@ def _elimination_by_group(weight: Tensor, covariance: Tensor, variance: Tensor) 
 
 
 def _refit_by_group(
-    weight: Tensor, bias: Tensor | None, mask: Tensor, mean: Tensor, covariance: Tensor
+    weight: Tensor, bias: Tensor | None, mask: Tensor, mean: Tensor, covariance: Tensor, exact_below: float
 ) -> tuple[Tensor, Tensor]:
     if covariance.dim() == 2:
-        return refit(weight, bias, mask, mean, covariance)
+        return refit(weight, bias, mask, mean, covariance, exact_below=exact_below)
     groups = len(covariance)
     biases = bias.chunk(groups) if bias is not None else [None] * groups
     parts = zip(weight.chunk(groups), biases, mask.chunk(groups), mean, covariance, strict=True)
-    weights, offsets = zip(*(refit(*part) for part in parts), strict=True)
+    weights, offsets = zip(*(refit(*part, exact_below=exact_below) for part in parts), strict=True)
     return torch.cat(weights), torch.cat(offsets)
 
 

@@ -13,7 +13,7 @@ from sparsecomp.metrics.base import NetworkMetric
 from sparsecomp.metrics.batch import NetworkBatch
 from sparsecomp.metrics.network import NetworkStructure
 from sparsecomp.probe import Probe, like_module, untouched
-from sparsecomp.statistics import _same_place
+from sparsecomp.statistics import same_place
 
 
 def watched_layers(module: nn.Module) -> dict[str, nn.Linear | _ConvNd]:
@@ -57,7 +57,7 @@ def watch(
     True
     """
     layers = watched_layers(module)
-    with untouched(module), torch.no_grad(), _same_place(batches) as copied:
+    with untouched(module), torch.no_grad(), same_place(batches) as copied:
         for batch in itertools.islice(copied, probe.batches):
             moved = like_module(batch, module)
             seen = _pass(module, {name: layers[name] for name in network.weights}, moved, network, probe)

@@ -349,6 +349,8 @@ def test_merging_copies_preserves_the_network(dtype):
     given = layer.weight.detach().clone(), layer.bias.detach().clone()
     weight, bias = apply_merge(merge, layer.weight, layer.bias)
     assert weight.dtype is bias.dtype is dtype
+    assert not weight.requires_grad
+    assert not bias.requires_grad
     assert torch.equal(layer.weight, given[0])
     assert torch.equal(layer.bias, given[1])
     assert not weight[:, merge.dropped].any()

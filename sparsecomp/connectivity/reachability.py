@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -201,8 +202,12 @@ def _rows_hit(use: WeightUse, matrices: Mapping[str, Tensor], units: Tensor) -> 
 
 def _columns_hit(use: WeightUse, matrix: Tensor, units: Tensor) -> Tensor:
     """Units on the column side that keep a weight in a marked row."""
-    hit = torch.zeros(use.groups, matrix.shape[1], dtype=torch.uint8, device=matrix.device)
     marked = units.bool()
+    if _as_words(use, matrix) and matrix.device.type == "cpu":
+        rows = matrix if bool(marked.all()) else matrix[marked]
+        words = np.bitwise_or.reduce(rows.view(torch.int64).numpy(), axis=0)
+        return use.units(torch.from_numpy(words.view(np.uint8))[None])
+    hit = torch.zeros(use.groups, matrix.shape[1], dtype=torch.uint8, device=matrix.device)
     for part, groups in blocks(use, matrix):
         rows = matrix[part] if bool(marked[part].all()) else matrix[part][marked[part]]
         if use.groups == 1:
@@ -231,6 +236,9 @@ def _as_words(use: WeightUse, matrix: Tensor) -> bool:
 def _row_counts(matrix: Tensor, columns: Tensor) -> Tensor:
     """Kept weights in marked columns of each row, eight at a time: a word of eight bools is eight counters."""
     words, marked = matrix.view(torch.int64), columns.view(torch.int64)
+    if matrix.device.type == "cpu":  # numpy counts bits, which torch does not
+        seen = words.numpy() if bool(columns.all()) else words.numpy() & marked.numpy()
+        return torch.from_numpy(np.bitwise_count(seen).sum(1, dtype=np.int64))
     counts = torch.zeros(len(matrix), dtype=torch.int64, device=matrix.device)
     height = max(1, _BLOCK // max(1, words.shape[1] * words.element_size()))
     for start in range(0, len(matrix), height):

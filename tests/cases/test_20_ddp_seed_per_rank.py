@@ -94,10 +94,12 @@ def ranks(tmp_path_factory):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     tests = str(Path(__file__).parents[1])
+    # Of a seed_everything in an earlier test; Lightning would seed both ranks with it.
+    environment = {name: value for name, value in os.environ.items() if name != "PL_GLOBAL_SEED"}
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(folder), str(rank), tests],
-            env=os.environ
+            env=environment
             | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD), "NODE_RANK": "0"}
             | {"LOCAL_RANK": str(rank), "PL_TORCH_DISTRIBUTED_BACKEND": "gloo"},
             cwd=folder,

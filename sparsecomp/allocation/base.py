@@ -27,14 +27,19 @@ class Items:
         alive: (n,) bool, False where an earlier event pruned.
         size: Weights in an item.
         shape: Shape of the parameter.
-        units: Output units of the parameter.
+        unit_dim: Its dimension of output units.
     """
 
     scores: Tensor
     alive: Tensor
     size: int
     shape: tuple[int, ...]
-    units: int
+    unit_dim: int
+
+    @property
+    def units(self) -> int:
+        """Output units of the parameter."""
+        return self.shape[self.unit_dim]
 
     @property
     def count(self) -> int:
@@ -57,10 +62,9 @@ class Allocation(ABC):
 
     Args:
         granularity: "weight", or "unit" for output rows and channels.
-        min_keep: Weights (or units) that every parameter keeps, >= 0. By default one unit, or as many weights as the
-            parameter has output units, but no more than half of its uniform share: enough that no layer is cut off
-            by the scale of its weights. Where it acts, other parameters lose more instead, and a warning says where;
-            if even that does not reach the sparsity, the warning says so.
+        min_keep: Weights (or units) that every parameter keeps, >= 0; one by default, where a subclass does not say
+            otherwise. Where it acts, other parameters lose more instead, and a warning says where; if even that does
+            not reach the sparsity, the warning says so.
 
     A subclass gives `name` and `_allocate`.
     """
@@ -117,18 +121,19 @@ class Allocation(ABC):
         """Items that a parameter keeps in any case."""
         if self.min_keep is not None:
             return min(self.min_keep, item.count)
-        if self.granularity == "unit":
-            return 1
-        return min(item.units, math.ceil(0.5 * (1.0 - sparsity) * item.count))
+        return self._default_floor(item, sparsity)
+
+    def _default_floor(self, item: Items, sparsity: float) -> int:
+        return 1
 
     def _items(self, score: Tensor, mask: Tensor | None, dim: int) -> Items:
         if mask is None:
             mask = torch.ones_like(score, dtype=torch.bool)
         if self.granularity == "weight":
-            return Items(score.flatten(), mask.flatten(), 1, tuple(score.shape), score.shape[dim])
+            return Items(score.flatten(), mask.flatten(), 1, tuple(score.shape), dim)
         by_unit = score.movedim(dim, 0).flatten(1) if score.dim() > 1 else score.reshape(-1, 1)
         alive = mask.movedim(dim, 0).reshape(by_unit.shape).any(1)
-        return Items(by_unit.double().mean(1), alive, by_unit.shape[1], tuple(score.shape), score.shape[dim])
+        return Items(by_unit.double().mean(1), alive, by_unit.shape[1], tuple(score.shape), dim)
 
     def _expand(self, kept: Tensor, score: Tensor, dim: int) -> Tensor:
         if self.granularity == "weight":

@@ -1,5 +1,6 @@
 """One threshold for the whole network."""
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -12,9 +13,14 @@ from sparsecomp.allocation.smallest import keep_all_but_smallest
 class Global(Allocation):
     """Drops the lowest scores of all parameters together, so that layers end at different sparsities.
 
+    By default a parameter keeps one unit, or as many weights as the larger of its output units and its inputs, but no
+    more than its uniform share, so that the scale of its weights cuts no layer off. Where this acts, the layer keeps
+    the largest score of each output unit before any second one: a few weights leave a way through the layer if they
+    feed many units, and the largest ones may all feed the same.
+
     Args:
         granularity: "weight", or "unit" for output rows and channels (ranked by the mean of their weights' scores).
-        min_keep: Weights (or units) that every parameter keeps, >= 0; the default is that of `Allocation`.
+        min_keep: Weights (or units) that every parameter keeps, >= 0; the default above if None.
 
     >>> masks = Global()({"a": torch.tensor([1.0, 4.0]), "b": torch.tensor([2.0, 3.0])}, sparsity=0.5)
     >>> masks["a"].tolist(), masks["b"].tolist()
@@ -38,9 +44,31 @@ class Global(Allocation):
             for name in emptied:
                 item = free.pop(name)
                 over = int(item.alive.count_nonzero()) - floors[name]
-                guarded[name] = keep_all_but_smallest([item.scores], max(over, 0), [item.alive])[0]
+                guarded[name] = keep_all_but_smallest([_spread(item)], max(over, 0), [item.alive])[0]
         warn_guarded({name: floors[name] for name in guarded}, reached)
         return kept | guarded
+
+    def _default_floor(self, item: Items, sparsity: float) -> int:
+        if self.granularity == "unit":
+            return 1
+        share = max(1, math.floor((1.0 - sparsity) * item.count + 1e-9))  # 0.1 * 40 is below 4 in floats
+        return min(max(item.units, item.count // item.units), share)
+
+
+def _spread(item: Items) -> Tensor:
+    """Ranks in place of scores: the largest alive one of each output unit comes before all others."""
+    if item.size > 1:
+        return item.scores  # whole units
+    scores = item.scores.double().masked_fill(~item.alive, -torch.inf).reshape(item.shape)
+    by_unit = scores.movedim(item.unit_dim, 0).reshape(item.units, -1)
+    first = by_unit.argmax(1, keepdim=True)
+    largest = by_unit.gather(1, first)
+    # A unit whose scores are all 0 or less is worth nothing to the criterion.
+    chosen = torch.zeros_like(by_unit, dtype=torch.bool).scatter_(1, first, largest > 0)
+    order = torch.zeros_like(item.scores, dtype=torch.int64)
+    order[item.scores.argsort(stable=True)] = torch.arange(item.count, device=order.device)
+    moved = [item.shape[item.unit_dim], *(n for dim, n in enumerate(item.shape) if dim != item.unit_dim)]
+    return order + item.count * chosen.reshape(moved).movedim(0, item.unit_dim).flatten()
 
 
 def _drop(items: Mapping[str, Items], target: int) -> tuple[dict[str, Tensor], bool]:

@@ -80,23 +80,30 @@ def test_more_than_a_layer_has_means_all_of_it():
     assert kept["tiny"] == [True, True]
 
 
-def test_the_default_keeps_one_weight_for_each_output_unit():
-    """2 units of 20 weights at 50%: 2 are kept of a layer that would lose all."""
+def test_the_default_keeps_as_many_weights_as_units_or_inputs():
+    """2 units of 20 weights, 48 of 480 weights are kept: of a layer that would lose all its uniform share of 4."""
     generator = torch.Generator().manual_seed(0)
-    scores = {"small": torch.rand(2, 20, generator=generator), "large": 1 + torch.rand(2, 20, generator=generator)}
-    kept = Global()(scores, 0.5)
-    assert int(kept["small"].sum()) == 2
-    assert int(kept["large"].sum()) == 38
-    assert torch.equal(scores["small"][kept["small"]].sort().values, scores["small"].flatten().sort().values[-2:])
-
-
-def test_the_default_is_at_most_half_of_the_uniform_share():
-    """20 units of 2 weights at 90%: the uniform share is 4 of 40, so 2 are kept and not 20."""
-    generator = torch.Generator().manual_seed(0)
-    scores = {"small": torch.rand(20, 2, generator=generator), "large": 1 + torch.rand(20, 20, generator=generator)}
+    scores = {"small": torch.rand(2, 20, generator=generator), "large": 1 + torch.rand(22, 20, generator=generator)}
     kept = Global()(scores, 0.9)
-    assert int(kept["small"].sum()) == 2
-    assert sum(int(mask.sum()) for mask in kept.values()) == 44
+    assert int(kept["small"].sum()) == 4
+    assert int(kept["large"].sum()) == 44
+    kept = Global()(scores, 0.45)  # a share of 22, and 20 inputs
+    assert int(kept["small"].sum()) == 20
+
+
+def test_the_guard_keeps_the_largest_of_each_unit_first():
+    """4 weights of 4 units, where the 4 largest all feed the first unit; a unit that is worth nothing gets none."""
+    small = torch.tensor([[9.0, 8.0, 7.0, 6.0], [1.0, 2.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0], [0.0] * 4])
+    kept = Global(min_keep=4)({"small": small, "large": 10 + torch.rand(8, 8)}, 0.5)
+    assert kept["small"].int().tolist() == [[1, 1, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_the_guard_knows_where_units_are_and_what_is_gone():
+    """The same transposed, with the largest of a unit pruned before."""
+    small = torch.tensor([[9.0, 8.0, 7.0, 6.0], [1.0, 2.0, 0.0, 0.0], [3.0, 0.0, 0.0, 0.0], [0.0] * 4]).T
+    masks = {"small": small != 2.0, "large": torch.ones(8, 8, dtype=torch.bool)}
+    kept = Global(min_keep=4)({"small": small, "large": 10 + torch.rand(8, 8)}, 0.5, masks, {"small": 1, "large": 0})
+    assert kept["small"].T.int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
 
 
 # Units

@@ -66,22 +66,25 @@ def test_output_depends_on_input(sparsity, place):
     assert dependent(range(12), Magnitude(), sparsity, place=place) == list(range(12))
 
 
-@pytest.mark.parametrize("place", [0, 2, 4])
-def test_output_depends_on_input_at_95_percent(place):
-    """The reported network."""
-    assert dependent([0], Magnitude(), 0.95, place=place) == [0]
+def test_output_depends_on_input_at_95_percent():
+    """The reported network, of other seeds too."""
+    assert dependent(range(12), Magnitude(), 0.95) == list(range(12))
 
 
 @pytest.mark.parametrize("place", [0, 2, 4])
-def test_the_guard_leaves_paths_where_there_were_none(place):
-    """83 of 1,664 weights are kept: the guard makes a path likely, and only a look at the connections can make it certain."""
+def test_a_path_is_left_at_95_percent(place):
+    """83 of 1,664 weights are kept; without the guard no network has a path.
+
+    A path is all that an allocation can see to: where a scaled layer leaves its ReLU units to their biases, half of the
+    dense ones are off already, and those of the path may be among them.
+    """
     nets = [build(seed, place)[0] for seed in range(40)]
     without = [
         path_is_left(prune(copy.deepcopy(net), Magnitude(), 0.95, allocation=Global(min_keep=0))) for net in nets
     ]
     guarded = [path_is_left(prune(net, Magnitude(), 0.95)) for net in nets]
-    assert sum(without) == 0
-    assert sum(guarded) >= 36
+    assert without == [False] * 40
+    assert guarded == [True] * 40
 
 
 @pytest.mark.parametrize("make", [Global, Layerwise, ERK])
@@ -111,6 +114,7 @@ def test_in_a_training(tmp_path, make):
     trainer(pruner, default_root_dir=tmp_path).fit(Lit(net), loader())
     assert pruner.sparsity == 1581 / 1664
     assert all(mask.any() for mask in pruner.masks.values())
+    assert (pruner.effective_sparsity < 1.0) is True
 
 
 def test_the_guard_says_where_it_acted(caplog):

@@ -14,6 +14,7 @@ from sparsecomp.following_norms import following_norms
 from sparsecomp.functional.similarity import (
     apply_merge,
     elimination_cost,
+    forward_selection_cost,
     input_signature,
     merge_units,
     refit,
@@ -24,15 +25,20 @@ from sparsecomp.functional.similarity import (
 from sparsecomp.readers import Readers, find_readers
 from sparsecomp.statistics import LayerStatistics
 
+# Inputs of a unit up to which they are eliminated exactly: at 256 that takes seconds a layer, and more than 10 times as
+# long as forward selection, with the same accuracy after training in our experiments.
+_EXACT_UP_TO = 128
+
 
 class Similarity(Criterion):
     r"""Scores a connection i -> j by what its target unit loses without it and by what that unit is worth (SP-C).
 
         score_ij = c_ij * E[(do/dz_j)^2] var(z_j) * overlap_ij ** gamma
 
-    c_ij is the cumulative least-squares cost at which backward elimination removes input i from unit j, over var(z_j);
-    overlap_ij = sum_k min(u_ki, u_kj) compares on which network inputs k the two units depend. After allocation the
-    kept weights of each unit are refitted, so that its pre-activation stays what it was.
+    c_ij is the cumulative least-squares cost at which backward elimination removes input i from unit j, over var(z_j)
+    (`elimination_cost`); for units of more than 128 inputs it comes from forward selection, which is many times faster
+    (`forward_selection_cost`). overlap_ij = sum_k min(u_ki, u_kj) compares on which network inputs k the two units
+    depend. After allocation the kept weights of each unit are refitted, so that its pre-activation stays what it was.
 
     With gamma = 0, the default, similarity finds redundant inputs only: this is layer-wise Optimal Brain Surgeon with
     credits. With gamma > 0 a connection between units that depend on the same network inputs counts more.
@@ -91,7 +97,7 @@ class Similarity(Criterion):
             credit = unit_credit(layer.output_gradient, variance)
             if entry.name in merged.dropped:
                 credit = credit.masked_fill(merged.dropped[entry.name], 0.0)
-            cost = _elimination_by_group(weight, layer.covariance, variance)
+            cost = _cost_by_group(weight, layer.covariance, variance)
             overlap = _overlap(entry.name, statistics, readers) if self.gamma > 0 else None
             score = similarity_score(cost.flatten(1), credit, overlap, gamma=float(self.gamma))
             scores[entry.name] = score.reshape(weight.shape)
@@ -153,12 +159,13 @@ def _first(context: ScoreContext) -> object:
         return next(iter(copy.copy(context.data if context.data is not None else ())))
 
 
-def _elimination_by_group(weight: Tensor, covariance: Tensor, variance: Tensor) -> Tensor:
+def _cost_by_group(weight: Tensor, covariance: Tensor, variance: Tensor) -> Tensor:
+    cost = elimination_cost if covariance.shape[-1] <= _EXACT_UP_TO else forward_selection_cost
     if covariance.dim() == 2:
-        return elimination_cost(weight, covariance, variance)
+        return cost(weight, covariance, variance)
     groups = len(covariance)
     parts = zip(weight.chunk(groups), covariance, variance.chunk(groups), strict=True)
-    return torch.cat([elimination_cost(*part) for part in parts])
+    return torch.cat([cost(*part) for part in parts])
 
 
 def _refit_by_group(

@@ -1,17 +1,17 @@
 """Real pictures of digits, without a download."""
 
-import lightning as L
 import torch
 from sklearn.datasets import load_digits
+from torch import Tensor
 
 from sparsecomp._checks import check_int
-from sparsecomp.data.batches import TensorBatches
+from sparsecomp.data.in_memory import InMemoryDataModule, Part
 
 _TRAINING = 1200
 _SPLIT_SEED = 0
 
 
-class DigitsDataModule(L.LightningDataModule):
+class DigitsDataModule(InMemoryDataModule):
     """The 1,797 handwritten digits of 8 x 8 pixels that scikit-learn ships.
 
     x: (batch, 1, 8, 8) float32 in [0, 1]; y: (batch,) int64 in 0 ... 9. The split is the same for every seed: 597
@@ -37,43 +37,23 @@ class DigitsDataModule(L.LightningDataModule):
     """
 
     def __init__(self, batch_size: int = 64, validation: int = 200, seed: int | None = None) -> None:
-        super().__init__()
-        self.batch_size = check_int("batch_size", batch_size, "the number of pictures in a batch", minimum=1)
+        super().__init__(batch_size, seed)
         self.validation = check_int("validation", validation, "the number of pictures for validation")
-        self.seed = seed if seed is None else check_int("seed", seed, "the start of the training order")
         if validation >= _TRAINING:
             raise ValueError(
                 f"`validation` is the number of pictures for validation and must be in [0, {_TRAINING - 1}]; got {validation}."
             )
-        self._batches: dict[str, TensorBatches] = {}
 
-    def setup(self, stage: str) -> None:
-        """Read and split the pictures, once."""
-        if self._batches:
-            return
+    def _parts(self) -> dict[Part, tuple[Tensor, Tensor]]:
         digits = load_digits()
         x = torch.from_numpy(digits.images).float().div_(16).unsqueeze(1)
         y = torch.from_numpy(digits.target).long()
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(_SPLIT_SEED))
         x, y = x[order], y[order]
-        seed = torch.initial_seed() if self.seed is None else self.seed
         first = _TRAINING - self.validation
-        parts = {"train": slice(0, first), "val": slice(first, _TRAINING), "test": slice(_TRAINING, None)}
-        for name, part in parts.items():
-            if len(x[part]) > 0:
-                size = self.batch_size if name == "train" else len(x[part])
-                self._batches[name] = TensorBatches(
-                    x[part], y[part], batch_size=size, shuffle=name == "train", seed=seed
-                )
-
-    def train_dataloader(self) -> TensorBatches:
-        """Shuffled batches of training pictures."""
-        return self._batches["train"]
-
-    def val_dataloader(self) -> TensorBatches | list[TensorBatches]:
-        """All validation pictures as one batch."""
-        return self._batches.get("val", [])
-
-    def test_dataloader(self) -> TensorBatches:
-        """All test pictures as one batch."""
-        return self._batches["test"]
+        parts: dict[Part, slice] = {
+            "train": slice(0, first),
+            "val": slice(first, _TRAINING),
+            "test": slice(_TRAINING, None),
+        }
+        return {name: (x[part], y[part]) for name, part in parts.items()}

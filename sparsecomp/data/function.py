@@ -1,17 +1,17 @@
 """Samples of a target function."""
 
-import lightning as L
 import torch
+from torch import Tensor
 
 from sparsecomp._checks import check_instance, check_int
-from sparsecomp.data.batches import TensorBatches
+from sparsecomp.data.in_memory import InMemoryDataModule, Part
 from sparsecomp.functions import TargetFunction
 from sparsecomp.functions.base import generators
 
 _SAMPLE_SEED = 0
 
 
-class FunctionDataModule(L.LightningDataModule):
+class FunctionDataModule(InMemoryDataModule):
     """Inputs drawn from the distribution of a target function, and its outputs there.
 
     x: (batch, in_features) float32; y: (batch, out_features) float32, of unit variance. The samples are the same for
@@ -46,37 +46,16 @@ class FunctionDataModule(L.LightningDataModule):
         batch_size: int = 128,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, seed)
         self.function = check_instance("function", function, "what is to be learned", TargetFunction, "Tree()")
         self.training = check_int("training", training, "the number of training samples", minimum=1)
         self.validation = check_int("validation", validation, "the number of validation samples")
         self.test = check_int("test", test, "the number of test samples", minimum=1)
-        self.batch_size = check_int("batch_size", batch_size, "the number of samples in a batch", minimum=1)
-        self.seed = seed if seed is None else check_int("seed", seed, "the start of the training order")
-        self._batches: dict[str, TensorBatches] = {}
 
-    def setup(self, stage: str) -> None:
-        """Draw the samples, once."""
-        if self._batches:
-            return
-        seed = torch.initial_seed() if self.seed is None else self.seed
-        sizes = {"train": self.training, "val": self.validation, "test": self.test}
+    def _parts(self) -> dict[Part, tuple[Tensor, Tensor]]:
+        sizes: dict[Part, int] = {"train": self.training, "val": self.validation, "test": self.test}
+        drawn = {}
         for (name, size), generator in zip(sizes.items(), generators(_SAMPLE_SEED, len(sizes)), strict=True):
-            if size > 0:
-                x = self.function.sample_inputs(size, generator)
-                batch_size = self.batch_size if name == "train" else size
-                self._batches[name] = TensorBatches(
-                    x, self.function(x), batch_size=batch_size, shuffle=name == "train", seed=seed
-                )
-
-    def train_dataloader(self) -> TensorBatches:
-        """Shuffled batches of training samples."""
-        return self._batches["train"]
-
-    def val_dataloader(self) -> TensorBatches | list[TensorBatches]:
-        """All validation samples as one batch."""
-        return self._batches.get("val", [])
-
-    def test_dataloader(self) -> TensorBatches:
-        """All test samples as one batch."""
-        return self._batches["test"]
+            x = self.function.sample_inputs(size, generator) if size > 0 else torch.empty(0)
+            drawn[name] = (x, self.function(x) if size > 0 else x)
+        return drawn

@@ -3,14 +3,13 @@
 import struct
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
 from sparsecomp._checks import check_choice, check_int, check_number
-from sparsecomp.data.batches import TensorBatches
+from sparsecomp.data.in_memory import InMemoryDataModule, Part
 from sparsecomp.functions.coordinates import pixel_grid
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -19,7 +18,7 @@ _LUMA = (0.299, 0.587, 0.114)
 _CHANNELS = {"grey": 1, "rgb": 3}
 
 
-class PictureDataModule(L.LightningDataModule):
+class PictureDataModule(InMemoryDataModule):
     """The pixels of a PNG file: coordinates to grey or colour.
 
     x: (batch, 4) float32, the columns x (-1 left, 1 right), y (-1 top, 1 bottom), d = 1.4 sqrt(x^2 + y^2) and bias = 1,
@@ -74,7 +73,7 @@ class PictureDataModule(L.LightningDataModule):
         split_seed: int = 0,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(batch_size, seed)
         if not isinstance(path, str | Path):
             raise TypeError(f"`path` is the PNG file and must be a string or a Path; got {path!r}.")
         self.path = path
@@ -89,11 +88,8 @@ class PictureDataModule(L.LightningDataModule):
                 "`validation` and `test` are shares of the pixels and must be in [0, 1) and (0, 1), with a sum below 1; got "
                 f"{validation!r} and {test!r}."
             )
-        self.batch_size = check_int("batch_size", batch_size, "the number of pixels in a batch", minimum=1)
         self.max_pixels = check_int("max_pixels", max_pixels, "the largest number of pixels", minimum=1)
         self.split_seed = check_int("split_seed", split_seed, "what chooses the pixels held out")
-        self.seed = seed if seed is None else check_int("seed", seed, "the start of the training order")
-        self._batches: dict[str, TensorBatches] = {}
 
     @property
     def in_features(self) -> int:
@@ -105,44 +101,24 @@ class PictureDataModule(L.LightningDataModule):
         """Number of outputs."""
         return _CHANNELS[self.channels]
 
-    def setup(self, stage: str) -> None:
-        """Read the picture and split its pixels, once."""
-        if self._batches:
-            return
+    def _parts(self) -> dict[Part, tuple[Tensor, Tensor]]:
         rgb = read_png(self.path, self.max_pixels)
         height, width, _ = rgb.shape
         count = height * width
-        held_out = {"val": round(self.validation * count), "test": round(self.test * count)}
-        first = count - sum(held_out.values())
-        if first < 1 or held_out["test"] < 1:
+        validation, test = round(self.validation * count), round(self.test * count)
+        first = count - validation - test
+        if first < 1 or test < 1:
             raise ValueError(
                 f"`path` is the PNG file and must have pixels for training and testing; {self.path} has {width} x {height}, "
-                f"of which {first} are for training and {held_out['test']} for testing. Change `validation` and `test`."
+                f"of which {first} are for training and {test} for testing. Change `validation` and `test`."
             )
         self.size = (height, width)
         self.inputs = pixel_grid(height, width, self.bias)
         self.targets = (rgb if self.channels == "rgb" else _grey(rgb)).view(count, self.out_features)
-        seed = torch.initial_seed() if self.seed is None else self.seed
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.split_seed % 2**63))
-        parts = zip(("train", *held_out), order.split([first, *held_out.values()]), strict=True)
-        for name, part in parts:
-            if len(part) > 0:
-                batch_size = self.batch_size if name == "train" else len(part)
-                self._batches[name] = TensorBatches(
-                    self.inputs[part], self.targets[part], batch_size=batch_size, shuffle=name == "train", seed=seed
-                )
-
-    def train_dataloader(self) -> TensorBatches:
-        """Shuffled batches of training pixels."""
-        return self._batches["train"]
-
-    def val_dataloader(self) -> TensorBatches | list[TensorBatches]:
-        """All validation pixels as one batch."""
-        return self._batches.get("val", [])
-
-    def test_dataloader(self) -> TensorBatches:
-        """All test pixels as one batch."""
-        return self._batches["test"]
+        names: tuple[Part, ...] = ("train", "val", "test")
+        parts = zip(names, order.split([first, validation, test]), strict=True)
+        return {name: (self.inputs[part], self.targets[part]) for name, part in parts}
 
 
 def read_png(path: str | Path, max_pixels: int) -> Tensor:

@@ -26,7 +26,7 @@ def elimination_cost(weight: Tensor, covariance: Tensor, output_variance: Tensor
     scaling of single inputs without damping.
 
     All targets of the layer take a step together; memory is bounded by taking the targets in chunks. It takes O(out * d^3)
-    operations in float64: seconds for 256 x 256 on two CPU cores, some 15 for 512 x 512.
+    operations in float64: seconds for 256 x 256 on a CPU; for wide layers see `forward_selection_cost`.
 
     Args:
         weight: (out, in, ...); each row is read as d numbers, in the column order of `covariance`.

@@ -15,6 +15,7 @@ from torch import Tensor
 from sparsecomp._checks import check_number
 from sparsecomp.functional import _checked
 from sparsecomp.functional.elimination import elimination_cost
+from sparsecomp.functional.forward_selection import forward_selection_cost
 from sparsecomp.functional.merging import UnitMerge, apply_merge, merge_units
 from sparsecomp.functional.refitting import refit
 
@@ -22,6 +23,7 @@ __all__ = [
     "UnitMerge",
     "apply_merge",
     "elimination_cost",
+    "forward_selection_cost",
     "input_signature",
     "merge_units",
     "refit",
@@ -137,7 +139,7 @@ def similarity_score(cost: Tensor, credit: Tensor, overlap: Tensor | None = None
         score_ij = cost_ij * credit_j * overlap_ij^gamma
 
     Args:
-        cost: (out, in, ...) from `elimination_cost`.
+        cost: (out, in, ...) from `elimination_cost` or `forward_selection_cost`.
         credit: (out,) from `unit_credit`.
         overlap: (out, d) from `signature_overlap`, or in the shape of `cost`; not read where `gamma` is 0.
         gamma: In [0, 4). 0 is best for accuracy on real data; 2 favours structure where inputs can be told apart. Our

@@ -109,7 +109,7 @@ def test_a_second_setup_keeps_the_loaders():
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
-        ({"batch_size": 0}, ValueError, "`batch_size` is the number of pictures in a batch"),
+        ({"batch_size": 0}, ValueError, "`batch_size` is the number of samples in a batch"),
         ({"batch_size": "64"}, TypeError, "`batch_size` .* got '64'"),
         ({"validation": -1}, ValueError, "`validation` is the number of pictures"),
         ({"validation": 1200}, ValueError, r"`validation` .* in \[0, 1199\]; got 1200"),

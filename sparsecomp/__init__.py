@@ -14,9 +14,12 @@ from sparsecomp.callbacks.magnitude_pruning import MagnitudePruning
 from sparsecomp.callbacks.pruning import Pruning
 from sparsecomp.callbacks.similarity_pruning import SimilarityPruning
 from sparsecomp.criteria.base import Criterion, Need, ScoreContext
+from sparsecomp.criteria.fisher import Fisher
 from sparsecomp.criteria.magnitude import Magnitude
 from sparsecomp.criteria.random import Random
 from sparsecomp.criteria.similarity import Similarity
+from sparsecomp.criteria.taylor import Taylor
+from sparsecomp.criteria.weight_times_input import WeightTimesInput
 from sparsecomp.masks import MaskStore
 from sparsecomp.one_shot import prune
 from sparsecomp.probe import Probe
@@ -37,6 +40,7 @@ __all__ = [
     "CompositionalityMonitor",
     "Cosine",
     "Criterion",
+    "Fisher",
     "FixedMasks",
     "Geometric",
     "Global",
@@ -61,6 +65,8 @@ __all__ = [
     "Selection",
     "Similarity",
     "SimilarityPruning",
+    "Taylor",
+    "WeightTimesInput",
     "load_ticket",
     "prune",
     "save_ticket",

@@ -247,6 +247,15 @@ def _columns(layer: nn.Linear | _ConvNd, x: Tensor) -> Tensor:
     return x.permute(1, 2, *kernel, 0, *positions).reshape(layer.groups, layer.weight[0].numel(), -1)
 
 
+def sample_columns(layer: nn.Module, x: Tensor) -> Tensor:
+    """(n, groups, d, positions): what each output position of each sample of a batch reads."""
+    if isinstance(layer, nn.Linear):
+        return x.reshape(len(x), 1, -1, x.shape[-1]).transpose(2, 3)
+    columns: Tensor = _columns(layer, x)  # type: ignore[arg-type]
+    by_sample: Tensor = columns.unflatten(2, (len(x), -1)).permute(2, 0, 1, 3)
+    return by_sample
+
+
 def _pieces(layer: nn.Linear | _ConvNd, x: Tensor) -> Sequence[Tensor]:
     """The batch, cut so that no unfolded piece is large."""
     if isinstance(layer, nn.Linear):

@@ -1,6 +1,7 @@
 """What the input, the output and the loss of a user's module are."""
 
 import contextlib
+import copy
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from sparsecomp._checks import check_int
 
@@ -89,11 +91,17 @@ class Probe:
 
         Raises:
             TypeError: If the module has no `training_step` that returns a loss.
+            ValueError: If the module optimizes by hand: its `training_step` would train it.
         """
         step = getattr(module, "training_step", None)
         if step is None:
             raise TypeError(
                 f"{type(module).__name__} has no training_step to take the loss from. Pass a Probe whose `loss` computes it."
+            )
+        if not getattr(module, "automatic_optimization", True):
+            raise ValueError(
+                f"{type(module).__name__} optimizes by hand, so that its training_step trains when the loss is looked at. "
+                "Pass a Probe whose `loss` computes it."
             )
         with _without_logging(module):
             result = step(batch, 0)
@@ -111,8 +119,8 @@ def untouched(module: nn.Module, *, training: bool = False) -> Iterator[None]:
     """Look at a module in eval (or training) mode and leave no trace.
 
     Restored afterwards, also after an error: the mode of every submodule, all buffers (BatchNorm statistics; also where
-    a forward put another tensor in their place), the gradients and `requires_grad` flags of all parameters, and the
-    random states of torch, NumPy and Python.
+    a forward put another tensor in their place), what torchmetrics have counted, the gradients and `requires_grad` flags
+    of all parameters, and the random states of torch, NumPy and Python.
 
     >>> layer = nn.BatchNorm1d(2)
     >>> with untouched(layer, training=True):
@@ -125,6 +133,7 @@ def untouched(module: nn.Module, *, training: bool = False) -> Iterator[None]:
     buffers = [dict(child._buffers) for child in children]
     values = [{name: None if b is None else b.clone() for name, b in held.items()} for held in buffers]
     parameters = [(parameter, parameter.grad, parameter.requires_grad) for parameter in module.parameters()]
+    metrics = [(metric, _counted(metric)) for metric in children if isinstance(metric, Metric)]
     devices = sorted({p.device.index or 0 for p in module.parameters() if p.is_cuda})
     python_state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002 (the global one is meant)
     try:
@@ -144,10 +153,18 @@ def untouched(module: nn.Module, *, training: bool = False) -> Iterator[None]:
                 value = saved[name]
                 if buffer is not None and value is not None:
                     buffer.data.copy_(value)
+        for metric, counted in metrics:
+            vars(metric).update(counted)
         for parameter, gradient, trainable in parameters:
             if parameter.requires_grad != trainable:
                 parameter.requires_grad_(trainable)
             parameter.grad = gradient
+
+
+def _counted(metric: Metric) -> dict[str, Any]:
+    """The state of a metric, which it holds beside its buffers; copied, as an update writes into it."""
+    names = [*metric._defaults, "_update_count", "_update_called", "_computed", "_forward_cache"]
+    return copy.deepcopy({name: vars(metric)[name] for name in names if name in vars(metric)})
 
 
 def like_module(batch: Any, module: nn.Module) -> Any:

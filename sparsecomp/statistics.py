@@ -124,7 +124,7 @@ def collect(
     """
     check_int("max_inputs", max_inputs, "the largest number of network inputs that signatures are taken for", minimum=1)
     for entry in selected:
-        _check_layer(entry)
+        check_layer(entry)
     if not selected:
         return {}
     run = LayerPasses(module, selected, probe, gradients, signatures, max_inputs)
@@ -163,7 +163,8 @@ def _divided(layer: LayerSums, samples: Tensor, variance: Tensor | None, gradien
     )
 
 
-def _check_layer(entry: PrunableParameter) -> None:
+def check_layer(entry: PrunableParameter) -> None:
+    """Refuse a parameter that is no weight of a layer which shows its inputs."""
     for holder in entry.holders:
         kind = type(holder).__name__
         leave_out = f"leave it out with Selection(exclude=[{entry.name!r}])"

@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from sparsecomp.gradients import batch_gradients, squared_sample_gradients
 from sparsecomp.probe import Probe
 from sparsecomp.selection import PrunableParameter
 from sparsecomp.statistics import LayerStatistics, collect
@@ -66,6 +67,19 @@ class ScoreContext:
         statistics: dict[str, LayerStatistics] = held["statistics"]
         return statistics
 
+    def batch_gradients(self) -> dict[str, Tensor]:
+        """The mean over batches of |gradient of the loss|, by name; see `gradients.batch_gradients`."""
+        return batch_gradients(self.module, self.selected, *self._batches_and_loss())
+
+    def squared_sample_gradients(self) -> dict[str, Tensor]:
+        """The mean over samples of squared gradients, by name; see `gradients.squared_sample_gradients`."""
+        return squared_sample_gradients(self.module, self.selected, *self._batches_and_loss())
+
+    def _batches_and_loss(self) -> tuple[Iterable[Any], Probe, Callable[[nn.Module, Any], Tensor]]:
+        if self.data is None or self.loss is None:
+            raise RuntimeError("`check_needs` was not asked.")
+        return self.data, self.probe, self.loss
+
     def generator(self) -> torch.Generator:
         """A fresh CPU generator for this event; the global random state is left alone."""
         return torch.Generator().manual_seed(self.seed)
@@ -74,11 +88,14 @@ class ScoreContext:
 class Criterion(ABC):
     """Scores each weight: the larger, the more it should be kept.
 
-    A subclass is one file: it sets `needs` and gives `score`, and `refit` where kept weights, biases or norm statistics
+    A subclass is one file: it gives `needs` and `score`, and `refit` where kept weights, biases or norm statistics
     are adapted to what was removed. It keeps no state from event to event and changes nothing itself.
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset()
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What is looked at beside weights and masks; by default nothing."""
+        return frozenset()
 
     @abstractmethod
     def score(self, context: ScoreContext) -> dict[str, Tensor]:

@@ -1,23 +1,20 @@
 """Similarity-based pruning, connection by connection."""
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from sparsecomp._checks import check_int, check_number
+from sparsecomp.criteria._refitting import least_squares
 from sparsecomp.criteria.base import Criterion, Need, ScoreContext
-from sparsecomp.following_norms import following_norms
 from sparsecomp.functional.similarity import (
     apply_merge,
     elimination_cost,
     forward_selection_cost,
     input_signature,
     merge_units,
-    refit,
     signature_overlap,
     similarity_score,
     unit_credit,
@@ -67,8 +64,6 @@ class Similarity(Criterion):
     0.5
     """
 
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.INPUT_MOMENTS})
-
     def __init__(self, gamma: int = 0, merge: float | None = None) -> None:
         if check_int("gamma", gamma, "the exponent of the overlap") > 2:
             raise ValueError(f"`gamma` is the exponent of the overlap and must be 0, 1 or 2; got {gamma!r}.")
@@ -81,6 +76,11 @@ class Similarity(Criterion):
             )
         self.gamma = gamma
         self.merge = merge
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Input moments."""
+        return frozenset({Need.INPUT_MOMENTS})
 
     def score(self, context: ScoreContext) -> dict[str, Tensor]:
         """Cost times credit, times overlap ** gamma; 0 for the connections into merged units."""
@@ -104,30 +104,9 @@ class Similarity(Criterion):
         return scores
 
     def refit(self, context: ScoreContext, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Kept weights by least squares; offsets go into the bias, without one into a BatchNorm's running mean."""
-        statistics = context.statistics()
-        merged = self._merged(context, statistics, find_readers(context.module, context.selected))
-        norms = following_norms(context.module, context.selected, _first(context), context.probe)
-        fitted: dict[str, Tensor] = {}
-        for entry in context.selected:
-            layer = statistics[entry.name]
-            weight = merged.weights.get(entry.name, context.weights[entry.name])
-            own = entry.owner._parameters[entry.bias] if entry.bias else None
-            bias = merged.biases.get(entry.name, own)
-            free = bias is not None or entry.name in norms
-            # Without a place for an offset the fit goes through the origin.
-            mean = layer.mean if free else torch.zeros_like(layer.mean)
-            covariance = layer.covariance if free else layer.second_moment
-            # Of fewer rows than inputs every unit looks determined by few of them.
-            exact_below = 1e-6 if layer.count > mean.shape[-1] else 0.0
-            fitted[entry.name], offset = _refit_by_group(weight, bias, masks[entry.name], mean, covariance, exact_below)
-            if bias is not None and entry.bias_name is not None:
-                fitted[entry.bias_name] = offset
-            elif entry.name in norms:
-                name, norm = norms[entry.name]
-                if norm.running_mean is not None:
-                    fitted[f"{name}.running_mean"] = norm.running_mean - offset
-        return fitted
+        """Kept weights by least squares; see `least_squares`."""
+        merged = self._merged(context, context.statistics(), find_readers(context.module, context.selected))
+        return least_squares(context, masks, merged.weights, merged.biases)
 
     def _merged(self, context: ScoreContext, statistics: Mapping[str, LayerStatistics], readers: Readers) -> "_Merged":
         merged = _Merged({}, {}, {})
@@ -154,11 +133,6 @@ class _Merged:
     dropped: dict[str, Tensor]
 
 
-def _first(context: ScoreContext) -> object:
-    with torch.random.fork_rng(devices=[]):
-        return next(iter(copy.copy(context.data if context.data is not None else ())))
-
-
 def _cost_by_group(weight: Tensor, covariance: Tensor, variance: Tensor) -> Tensor:
     cost = elimination_cost if covariance.shape[-1] <= _EXACT_UP_TO else forward_selection_cost
     if covariance.dim() == 2:
@@ -166,18 +140,6 @@ def _cost_by_group(weight: Tensor, covariance: Tensor, variance: Tensor) -> Tens
     groups = len(covariance)
     parts = zip(weight.chunk(groups), covariance, variance.chunk(groups), strict=True)
     return torch.cat([cost(*part) for part in parts])
-
-
-def _refit_by_group(
-    weight: Tensor, bias: Tensor | None, mask: Tensor, mean: Tensor, covariance: Tensor, exact_below: float
-) -> tuple[Tensor, Tensor]:
-    if covariance.dim() == 2:
-        return refit(weight, bias, mask, mean, covariance, exact_below=exact_below)
-    groups = len(covariance)
-    biases = bias.chunk(groups) if bias is not None else [None] * groups
-    parts = zip(weight.chunk(groups), biases, mask.chunk(groups), mean, covariance, strict=True)
-    weights, offsets = zip(*(refit(*part, exact_below=exact_below) for part in parts), strict=True)
-    return torch.cat(weights), torch.cat(offsets)
 
 
 def _overlap(name: str, statistics: Mapping[str, LayerStatistics], readers: Readers) -> Tensor:

@@ -1,0 +1,309 @@
+"""Gradients of the loss against loops over batches and samples, and what they leave behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from helpers import assert_same, clone
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from sparsecomp import (
+    Fisher,
+    Layerwise,
+    MaskStore,
+    Probe,
+    ScoreContext,
+    Selection,
+    Similarity,
+    Taylor,
+    WeightTimesInput,
+    prune,
+)
+from sparsecomp.gradients import batch_gradients, squared_sample_gradients
+from sparsecomp.models import MaskedModule
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+class Tied(nn.Module):
+    """A weight shared by two layers, one of which is called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.first(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Tokens(nn.Module):
+    """A Linear layer over tokens, of which the loss sees the mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(torch.tanh(self.token(x)).mean(1))
+
+
+def networks():
+    torch.manual_seed(3)
+    conv = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, stride=2),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Conv2d(4, 6, 2, groups=2, bias=False),
+        nn.Flatten(),
+        nn.Linear(6 * 4, 3),
+    )
+    return {
+        "mlp": (nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)), (5,)),
+        "conv": (conv, (2, 6, 6)),
+        "conv1d": (nn.Sequential(nn.Conv1d(3, 4, 3, dilation=2), nn.Tanh(), nn.Flatten()), (3, 9)),
+        "tied": (Tied(), (6,)),
+        "tokens": (Tokens(), (5, 3)),
+    }
+
+
+NAMES = list(networks())
+
+
+def case(name):
+    network, shape = networks()[name]
+    network = network.double()
+    batches = [normal(8, *shape, seed=1), normal(5, *shape, seed=2)]
+    return network, Selection().resolve(network), batches
+
+
+def loss(network, x):
+    return network(x).square().sum(1).mean()
+
+
+def naive(network, selected, batches, each):
+    """By a backward pass each: of every batch, or of every sample."""
+    network.eval()
+    sums = {entry.name: torch.zeros_like(entry.parameter) for entry in selected}
+    count = 0
+    for batch in batches:
+        for part in [batch] if each == "batch" else batch.split(1):
+            network.zero_grad()
+            loss(network, part).backward()
+            count += 1
+            for entry in selected:
+                gradient = entry.parameter.grad
+                sums[entry.name] += gradient.abs() if each == "batch" else gradient.square()
+    network.zero_grad()
+    network.train()
+    return {name: (total / count).detach() for name, total in sums.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batch_gradients_are_those_of_backward(name):
+    network, selected, batches = case(name)
+    found = batch_gradients(network, selected, batches, Probe(), loss)
+    torch.testing.assert_close(found, naive(network, selected, batches, "batch"))
+
+
+@pytest.mark.parametrize("piece", [1, 300, 2**23])
+@pytest.mark.parametrize("name", NAMES)
+def test_squared_sample_gradients_are_those_of_each_sample(name, piece, monkeypatch):
+    monkeypatch.setattr("sparsecomp.gradients._PIECE", piece)
+    network, selected, batches = case(name)
+    found = squared_sample_gradients(network, selected, batches, Probe(), loss)
+    torch.testing.assert_close(found, naive(network, selected, batches, "sample"))
+
+
+def test_the_probe_says_how_many_batches():
+    network, selected, batches = case("mlp")
+    found = batch_gradients(network, selected, batches, Probe(batches=1), loss)
+    torch.testing.assert_close(found, naive(network, selected, batches[:1], "batch"))
+
+
+@pytest.mark.parametrize("take", [batch_gradients, squared_sample_gradients])
+def test_nothing_is_left_behind(take):
+    network, selected, batches = case("conv")
+    selected[0].parameter.requires_grad_(False)
+    network.train()
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = clone(network.state_dict())
+    with torch.no_grad():
+        found = take(network, selected, batches, Probe(), loss)
+    assert_same(clone(network.state_dict()), before)
+    assert network.training
+    assert not selected[0].parameter.requires_grad
+    assert all(bool((p.grad == 1).all()) for p in network.parameters())
+    assert all(bool(values.any()) for values in found.values())  # a frozen weight has a gradient too
+    assert not any(module._forward_hooks for module in network.modules())
+
+
+def test_metrics_of_a_module_do_not_count_the_batches_looked_at():
+    module = MaskedModule(nn.Linear(4, 3), nn.CrossEntropyLoss(), metrics={"accuracy": MulticlassAccuracy(3)})
+    batch = (torch.randn(9, 4), torch.randint(3, (9,)))
+    module.train_metrics.update(module(batch[0]), batch[1])
+    before = module.train_metrics.compute()
+    store = MaskStore(module)
+    context = ScoreContext(module, store.weights, store.masks, 0, [batch], Probe().loss, store.selected)
+    Taylor().score(context)
+    assert module.train_metrics["accuracy"]._update_count == 1
+    module.train_metrics["accuracy"]._computed = None
+    assert_same(module.train_metrics.compute(), before)
+
+
+class ByHand(nn.Module):
+    automatic_optimization = False
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        raise AssertionError("this would train")
+
+
+@pytest.mark.parametrize("take", [batch_gradients, squared_sample_gradients])
+@pytest.mark.parametrize(
+    ("batches", "value", "message"),
+    [
+        ([], lambda net, x: net(x).mean(), "`data` yields what gradients are taken of and was empty"),
+        ([torch.ones(2, 4)], lambda net, x: net(x), r"`loss` .* must be a finite scalar; got shape \(2, 3\)"),
+        ([torch.ones(2, 4)], lambda net, x: net(x).mean() * torch.nan, "`loss` .* must be a finite scalar; got nan"),
+        ([torch.ones(2, 4)], lambda net, x: x.mean().requires_grad_(), "`loss` reaches none of the selected weights"),
+    ],
+)
+def test_what_is_refused(take, batches, value, message):
+    layer = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=message):
+        take(layer, Selection().resolve(layer), batches, Probe(), value)
+    assert layer.weight.grad is None
+    assert not layer._forward_hooks
+
+
+def test_a_module_that_optimizes_by_hand_is_not_trained():
+    module = ByHand()
+    with pytest.raises(ValueError, match=r"ByHand optimizes by hand.*Pass a Probe"):
+        Probe().loss(module, torch.ones(1, 2))
+
+
+def test_samples_must_come_first():
+    layer = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match="layer 'weight' must read samples along its first dimension"):
+        squared_sample_gradients(layer, Selection().resolve(layer), [torch.ones(4)], Probe(), lambda n, x: n(x).mean())
+
+
+def test_taylor_takes_any_layer_and_the_others_refuse_by_name():
+    torch.manual_seed(0)
+    network = nn.LSTM(3, 4, batch_first=True)
+    data = [torch.randn(6, 5, 3)]
+
+    def last(net, x):
+        return net(x)[0].square().mean()
+
+    before = clone(network.state_dict())
+    for criterion in (Fisher(), Taylor(refit=True), WeightTimesInput()):
+        with pytest.raises(TypeError, match="layer statistics need the inputs of 'weight_ih_l0'"):
+            prune(network, criterion, 0.5, data, last)
+    assert_same(clone(network.state_dict()), before)
+    assert prune(network, Taylor(), 0.5, data, last).sparsity == 0.5
+
+
+# The criteria
+
+
+def context_of(network, batches, value=loss):
+    store = MaskStore(network)
+    return store, ScoreContext(network, store.weights, store.masks, 0, batches, value, store.selected)
+
+
+def test_scores_by_hand():
+    """z = 2 a - b of the samples (1, 0) and (1, 2), loss mean z^2: z = 2, 0, so g = 2 z a = (4, 0) and 0; E[a^2] = 1, 2."""
+    layer = nn.Linear(2, 1, bias=False).double()
+    layer.weight.data = torch.tensor([[2.0, -1.0]]).double()
+    _, context = context_of(layer, [torch.tensor([[1.0, 0.0], [1.0, 2.0]]).double()])
+    assert Taylor().score(context)["weight"].tolist() == [[4.0, 0.0]]
+    assert Fisher().score(context)["weight"].tolist() == [[32.0, 0.0]]
+    assert WeightTimesInput().score(context)["weight"].tolist() == [[2.0, pytest.approx(2**0.5)]]
+
+
+def test_weight_times_input_of_groups_is_that_of_the_unfolded_input():
+    torch.manual_seed(1)
+    layer = nn.Conv2d(4, 6, 3, padding=1, groups=2).double()
+    x = normal(5, 4, 6, 6)
+    _, context = context_of(layer, [x])
+    rms = nn.functional.unfold(x, 3, padding=1).square().mean((0, 2)).sqrt().reshape(2, 1, 2, 3, 3)
+    expected = (layer.weight.detach().abs().reshape(2, 3, 2, 3, 3) * rms).reshape(6, 2, 3, 3)
+    torch.testing.assert_close(WeightTimesInput().score(context)["weight"], expected)
+
+
+@pytest.mark.parametrize("class_", [Taylor, Fisher, WeightTimesInput])
+def test_the_refit_is_that_of_similarity(class_):
+    network, _, batches = case("conv")
+    store, context = context_of(network, batches)
+    masks = {name: torch.rand(mask.shape) < 0.5 for name, mask in store.masks.items()}
+    assert_same(class_(refit=True).refit(context, masks), Similarity().refit(context, masks))
+    assert class_().refit(context, masks) == {}
+
+
+@pytest.mark.parametrize("class_", [Taylor, Fisher])
+def test_it_says_what_it_needs(class_):
+    network, _, batches = case("mlp")
+    with pytest.raises(ValueError, match="takes gradients from"):
+        prune(network, class_(), 0.5)
+    with pytest.raises(ValueError, match="`loss` is the scalar"):
+        prune(network, class_(), 0.5, batches)
+    with pytest.raises(ValueError, match="takes gradients and input moments from"):
+        prune(network, class_(refit=True), 0.5)
+
+
+@pytest.mark.parametrize("class_", [Taylor, Fisher, WeightTimesInput])
+def test_refit_is_a_bool(class_):
+    with pytest.raises(TypeError, match="`refit` is whether kept weights are refitted"):
+        class_(refit=1)
+
+
+# Two ranks
+
+
+def of_a_rank(folder, rank):
+    """Both kinds where each rank sees one of the two batches."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        return of_batches(slice(rank, rank + 1))
+    finally:
+        dist.destroy_process_group()
+
+
+def of_batches(part):
+    network, selected, batches = case("conv")
+    arguments = (network, selected, batches[part], Probe(), loss)
+    return batch_gradients(*arguments), squared_sample_gradients(*arguments)
+
+
+def test_two_ranks_see_what_one_process_sees(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    script = (
+        "import sys, torch; sys.path[:0] = sys.argv[2:]; torch.set_num_threads(1); import test_gradients as tests; "
+        "torch.save(tests.of_a_rank(sys.argv[1], 1), sys.argv[1] + '/1.pt')"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        ours = of_a_rank(tmp_path, 0)
+        said = other.communicate(timeout=90)[0]
+    finally:
+        other.kill()
+    assert other.returncode == 0, said
+    assert_same(torch.load(tmp_path / "1.pt", weights_only=True), ours)
+    torch.testing.assert_close(ours, of_batches(slice(None)))

@@ -13,7 +13,6 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparsecomp import (
     Fisher,
-    Layerwise,
     MaskStore,
     Probe,
     ScoreContext,

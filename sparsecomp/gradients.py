@@ -54,14 +54,15 @@ def batch_gradients(
     sums = {entry.name: torch.zeros_like(widened(entry.parameter.detach())) for entry in selected}
     parameters = [entry.parameter for entry in selected]
 
-    def add(value: Tensor) -> None:
+    def add(value: Tensor, _: Any) -> int:
         found = torch.autograd.grad(value, parameters, allow_unused=True)
         _refuse_unreached(found)
         for entry, gradient in zip(selected, found, strict=True):
             if gradient is not None:
                 sums[entry.name] += widened(gradient).abs()
+        return 1
 
-    count, _ = _pass(module, selected, batches, probe, loss, add)
+    count = _pass(module, selected, batches, probe, loss, add)
     return {name: added(total) / count for name, total in sums.items()}
 
 
@@ -75,12 +76,14 @@ def squared_sample_gradients(
     """The mean over samples of g^2, g being the gradient of the loss of a single sample: the diagonal empirical Fisher.
 
     The loss of a batch must be a mean of losses of its n samples (a sum gives the same up to a factor where all batches
-    are of one size); samples are the first dimension of what a layer reads. With inputs a and derivatives delta of the
-    outputs, g = n sum over positions and uses of delta a^T. Mode, batches, ranks and traces as `batch_gradients`.
+    are of one size); samples are the first dimension of the probe's input and of what a layer reads. With inputs a and
+    derivatives delta of the outputs, g = n sum over positions and uses of delta a^T. Mode, batches, ranks and traces as
+    `batch_gradients`.
 
     Raises:
-        TypeError: If a selected parameter is no weight of a Linear or Conv1d-3d layer.
-        ValueError: As `batch_gradients`, or if samples are not the first dimension of what a layer reads.
+        TypeError: If a selected parameter is no weight of a Linear or Conv1d-3d layer, or the probe finds no input.
+        ValueError: As `batch_gradients`, or if a layer reads another number of rows than the batch has samples, as where
+            tokens were flattened into the first dimension.
         RuntimeError: If another rank failed.
 
     >>> from sparsecomp.selection import Selection
@@ -94,7 +97,8 @@ def squared_sample_gradients(
     sums = {entry.name: torch.zeros_like(widened(entry.parameter.detach())) for entry in selected}
     uses: dict[str, list[_Use]] = {entry.name: [] for entry in selected}
 
-    def add(value: Tensor) -> None:
+    def add(value: Tensor, batch: Any) -> int:
+        n = len(probe.inputs(batch))
         flat = [(name, use) for name, found in uses.items() for use in found]
         edges = [use.edge for _, use in flat]
         gradients = torch.autograd.grad(value, edges, allow_unused=True) if edges else ()
@@ -105,11 +109,12 @@ def squared_sample_gradients(
                 reached[name].append((use, gradient))
         for name, pairs in reached.items():
             if pairs:
-                sums[name] += _squared(name, pairs).reshape(sums[name].shape)
+                sums[name] += _squared(name, n, pairs).reshape(sums[name].shape)
             uses[name].clear()
+        return n
 
     with _watching(selected, uses):
-        _, samples = _pass(module, selected, batches, probe, loss, add)
+        samples = _pass(module, selected, batches, probe, loss, add)
     return {name: added(total) / samples for name, total in sums.items()}
 
 
@@ -119,11 +124,11 @@ def _pass(
     batches: Iterable[Any],
     probe: Probe,
     loss: Callable[[nn.Module, Any], Tensor],
-    add: Callable[[Tensor], None],
-) -> tuple[Tensor, Tensor]:
-    """Hand the loss of each batch to `add`; how many batches and samples all ranks had."""
-    counts = torch.zeros(2, dtype=torch.float64, device=selected[0].parameter.device)
-    with failing_together(counts.device), untouched(module), same_place(batches) as copied:
+    add: Callable[[Tensor, Any], int],
+) -> Tensor:
+    """Hand the loss of each batch to `add`, which says how many it was; how many all ranks had."""
+    count = torch.zeros((), dtype=torch.float64, device=selected[0].parameter.device)
+    with failing_together(count.device), untouched(module), same_place(batches) as copied:
         for entry in selected:
             entry.parameter.requires_grad_()  # a frozen one has a gradient to be ranked by, too
         for batch in itertools.islice(copied, probe.batches):
@@ -135,12 +140,10 @@ def _pass(
                     f"`loss` is what gradients are taken of and must be a finite scalar; got {got}. Nothing was pruned; look "
                     "at the data and the training so far."
                 )
-            add(value.reshape(()))
-            counts += torch.tensor([1.0, float(len(probe.inputs(moved)))], dtype=torch.float64, device=counts.device)
-        if not counts[0]:
+            count += add(value.reshape(()), moved)
+        if not count:
             raise ValueError("`data` yields what gradients are taken of and was empty; pass at least one batch.")
-    added(counts)
-    return counts[0], counts[1]
+    return added(count)
 
 
 @contextlib.contextmanager
@@ -165,19 +168,21 @@ def _watching(selected: Sequence[PrunableParameter], uses: Mapping[str, list[_Us
             handle.remove()
 
 
-def _squared(name: str, pairs: Sequence[tuple[_Use, Tensor]]) -> Tensor:
-    """(groups, out, d) sums over samples of squared gradients, each of all uses of the weight together."""
-    samples = {len(use.inputs) for use, _ in pairs} | {len(gradient) for _, gradient in pairs}
-    if len(samples) != 1 or any(use.inputs.dim() < 2 for use, _ in pairs):
+def _squared(name: str, n: int, pairs: Sequence[tuple[_Use, Tensor]]) -> Tensor:
+    """(groups, out, d) sums over the n samples of squared gradients, each of all uses of the weight together."""
+    if any(use.inputs.dim() < 2 or not len(use.inputs) == len(gradient) == n for use, gradient in pairs):
         raise ValueError(
-            f"layer {name!r} must read samples along its first dimension in all its uses, so that their gradients can be "
-            f"told apart; got inputs of shapes {', '.join(str(tuple(use.inputs.shape)) for use, _ in pairs)}. Leave it out "
-            f"with Selection(exclude=[{name!r}])."
+            f"layer {name!r} must read the {n} samples of a batch along its first dimension in all its uses, so that their "
+            f"gradients can be told apart; got inputs of shapes {', '.join(str(tuple(use.inputs.shape)) for use, _ in pairs)}. "
+            f"Hand it (samples, tokens, features), or leave it out with Selection(exclude=[{name!r}])."
         )
-    n = samples.pop()
     columns = [sample_columns(use.holder, use.inputs[:1]).shape for use, _ in pairs]
     out = pairs[0][1].shape[-1 if isinstance(pairs[0][0].holder, nn.Linear) else 1]
-    groups, d = columns[0][1], columns[0][2]
+    groups, d, positions = columns[0][1:]
+    if len(pairs) == 1 and positions == 1:  # (delta a)^2 = delta^2 a^2: all samples in one product
+        use, gradient = pairs[0]
+        deltas, read = _by_group(use.holder, widened(gradient), groups), sample_columns(use.holder, widened(use.inputs))
+        return torch.einsum("ngop,ngdp->god", deltas.square(), read.square()) * n**2
     per_sample = max(out * d, *(groups * d * shape[3] for shape in columns))
     total = widened(pairs[0][1]).new_zeros(groups, out // groups, d)
     size = max(_PIECE // per_sample, 1)

@@ -1,5 +1,6 @@
 """Gradients of the loss against loops over batches and samples, and what they leave behind."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -7,14 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import assert_same, clone
+from helpers import Lit, Watch, assert_same, clone, loader, masked_values, trainer
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparsecomp import (
     Fisher,
+    Global,
+    Levels,
     MaskStore,
     Probe,
+    Pruning,
     ScoreContext,
     Selection,
     Similarity,
@@ -24,6 +28,7 @@ from sparsecomp import (
 )
 from sparsecomp.gradients import batch_gradients, squared_sample_gradients
 from sparsecomp.models import MaskedModule
+from sparsecomp.planning import make_plan
 
 
 def normal(*shape, seed=0):
@@ -194,8 +199,35 @@ def test_a_module_that_optimizes_by_hand_is_not_trained():
 
 def test_samples_must_come_first():
     layer = nn.Linear(4, 3)
-    with pytest.raises(ValueError, match="layer 'weight' must read samples along its first dimension"):
+    with pytest.raises(ValueError, match="layer 'weight' must read the 4 samples of a batch along its first"):
         squared_sample_gradients(layer, Selection().resolve(layer), [torch.ones(4)], Probe(), lambda n, x: n(x).mean())
+
+
+class Flattened(nn.Module):
+    """Its first layer reads the tokens of all samples as rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.token(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(1))
+
+
+def test_rows_that_are_not_samples_are_refused_by_name():
+    network = Flattened().double()
+    x = normal(6, 5, 3)
+    with pytest.raises(ValueError, match=r"'token\.weight' must read the 6 samples .* got inputs of shapes \(30, 3\)"):
+        prune(network, Fisher(), 0.5, [x], loss)
+    store = prune(network, Fisher(), 0.5, [x], loss, selection=Selection(exclude=["token"]))
+    assert store.sparsity == 0.5
+
+
+def test_taylor_takes_batches_of_any_kind():
+    layer = nn.Linear(4, 3).double()
+    x = normal(6, 4)
+    found = batch_gradients(layer, Selection().resolve(layer), [{"x": x}], Probe(), lambda net, b: loss(net, b["x"]))
+    torch.testing.assert_close(found, naive(layer, Selection().resolve(layer), [x], "batch"))
 
 
 def test_taylor_takes_any_layer_and_the_others_refuse_by_name():
@@ -251,6 +283,54 @@ def test_the_refit_is_that_of_similarity(class_):
     assert class_().refit(context, masks) == {}
 
 
+def test_small_weights_in_half_precision_are_told_apart():
+    """1e-4 squared is less than half precision holds."""
+    layer = nn.Linear(2, 1, bias=False).half()
+    layer.weight.data = torch.tensor([[1e-4, 2e-4]]).half()
+    _, context = context_of(layer, [torch.ones(1, 2).half()], lambda net, x: net(x).sum())
+    low, high = Fisher().score(context)["weight"][0].tolist()
+    assert 0 < low == pytest.approx(high / 4, rel=0.01)
+
+
+class Images(nn.Module):
+    """A user's network, with a convolution and a norm that take the refit's offsets."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8 * 16, 4)
+
+    def forward(self, x):
+        return self.head(self.stem(x.reshape(-1, 1, 4, 4)).flatten(1))
+
+
+@pytest.mark.parametrize("class_", [Taylor, Fisher, WeightTimesInput])
+def test_a_users_module_through_a_trainer(class_):
+    """Before the first step the pruned network is that of `prune`, with and without the refit; then it stays sparse."""
+    torch.manual_seed(0)
+    start = Lit(Images())
+    seen = {}
+    for refit in (False, True):
+        module = copy.deepcopy(start)
+        store = prune(copy.deepcopy(start), class_(refit), 0.6, loader(), Probe().loss)
+        alone = clone(store.weights)
+        begun = Watch(on_train_batch_start=lambda _, net: seen.setdefault("now", clone(net.state_dict())))
+        pruner = Pruning(class_(refit=refit), Levels([0.6, 0.8], begin=0))
+        trainer(pruner, begun, max_epochs=2).fit(module, loader())
+        now = seen.pop("now")
+        assert_same({name: now[name] for name in alone}, alone)
+        seen[refit] = now
+        assert [event.after for event in pruner.events] == pytest.approx([0.6, 0.8], abs=1e-3)
+        assert not masked_values(module, pruner.masks).any()
+    first, second = seen[False], seen[True]
+    assert_same(first["net.head.weight"] != 0, second["net.head.weight"] != 0)
+    kept = first["net.head.weight"] != 0
+    assert bool((first["net.head.weight"] != second["net.head.weight"])[kept].any())
+    assert bool(
+        (first["net.stem.1.running_mean"] != second["net.stem.1.running_mean"]).any()
+    )  # what lost no input stays
+
+
 @pytest.mark.parametrize("class_", [Taylor, Fisher])
 def test_it_says_what_it_needs(class_):
     network, _, batches = case("mlp")
@@ -272,7 +352,7 @@ def test_refit_is_a_bool(class_):
 
 
 def of_a_rank(folder, rank):
-    """Both kinds where each rank sees one of the two batches."""
+    """Gradients and plans where each rank sees one of the two batches."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
         return of_batches(slice(rank, rank + 1))
@@ -283,7 +363,12 @@ def of_a_rank(folder, rank):
 def of_batches(part):
     network, selected, batches = case("conv")
     arguments = (network, selected, batches[part], Probe(), loss)
-    return batch_gradients(*arguments), squared_sample_gradients(*arguments)
+    found = [batch_gradients(*arguments), squared_sample_gradients(*arguments)]
+    for criterion in (Taylor(refit=True), Fisher(refit=True), WeightTimesInput(refit=True)):
+        store, context = context_of(network, batches[part])
+        plan = make_plan(criterion, Global(), 0.6, context, store)
+        found += [plan.masks, plan.refit]
+    return found
 
 
 def test_two_ranks_see_what_one_process_sees(tmp_path, monkeypatch):

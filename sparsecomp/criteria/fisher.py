@@ -4,6 +4,7 @@ from torch import Tensor
 
 from sparsecomp.criteria._refitting import OptionalRefit
 from sparsecomp.criteria.base import Need, ScoreContext
+from sparsecomp.moments import widened
 
 
 class Fisher(OptionalRefit):
@@ -12,14 +13,17 @@ class Fisher(OptionalRefit):
         score = w^2 E[g^2],   g the gradient of the loss of one sample
 
     In eval mode, over as many training batches as the pruner's `Probe` allows. The loss of a batch must be a mean over
-    its samples. Linear and Conv1d-3d layers; others do not show the inputs needed and are refused by name. With
-    `refit`, this is the "OBD + refit" that similarity-based pruning should be compared with.
+    its samples, and these the first dimension of what each layer reads. Linear and Conv1d-3d layers; others do not show
+    the inputs needed and are refused by name. With `refit`, this is the "OBD + refit" that similarity-based pruning
+    should be compared with.
 
     Args:
         refit: Whether kept weights are refitted by least squares after allocation, as those of `Similarity` are.
 
     Raises:
         TypeError: If `refit` is no bool, or, when scoring, a layer does not show its inputs.
+        ValueError: When scoring, if the loss is not finite or reaches no selected weight, or a layer reads another number
+            of rows than the batch has samples.
 
     Reference:
         Y. LeCun, J. Denker, S. Solla: Optimal Brain Damage (NeurIPS 1989). Deviations: the empirical Fisher information
@@ -41,4 +45,4 @@ class Fisher(OptionalRefit):
     def score(self, context: ScoreContext) -> dict[str, Tensor]:
         """Mean of (w g)^2."""
         squares = context.squared_sample_gradients()
-        return {name: context.weights[name].square() * square for name, square in squares.items()}
+        return {name: widened(context.weights[name]).square() * square for name, square in squares.items()}

@@ -19,6 +19,7 @@ class Taylor(OptionalRefit):
 
     Raises:
         TypeError: If `refit` is no bool.
+        ValueError: When scoring, if the loss is not finite or reaches no selected weight.
 
     Reference:
         P. Molchanov et al.: Importance estimation for neural network pruning, arXiv 1906.10771. Deviations: of single

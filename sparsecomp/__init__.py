@@ -9,6 +9,7 @@ from sparsecomp.allocation.layerwise import Layerwise
 from sparsecomp.callbacks.base import PruningBase, PruningEvent
 from sparsecomp.callbacks.compositionality import CompositionalityMonitor
 from sparsecomp.callbacks.fixed_masks import FixedMasks
+from sparsecomp.callbacks.hierarchical_similarity_pruning import HierarchicalSimilarityPruning
 from sparsecomp.callbacks.lottery_ticket_pruning import LotteryTicketPruning
 from sparsecomp.callbacks.magnitude_pruning import MagnitudePruning
 from sparsecomp.callbacks.pruning import Pruning
@@ -44,6 +45,7 @@ __all__ = [
     "FixedMasks",
     "Geometric",
     "Global",
+    "HierarchicalSimilarityPruning",
     "Layerwise",
     "Levels",
     "Linear",

@@ -52,15 +52,18 @@ def make_plan(
             are not finite, or refit values do not fit. Nothing has changed.
     """
     criterion.check_needs(context)
-    scores = criterion.score(context)
+    with context.stopwatch("scores"):
+        scores = criterion.score(context)
     _check_fit(f"{type(criterion).__name__}.score", scores, context.weights, complete=True)
-    if graph is not None:
-        masks = allocate_effective(graph, scores, sparsity, store.masks)
-    else:
-        masks = allocation(scores, sparsity, store.masks, {entry.name: entry.unit_dim for entry in store.selected})
+    with context.stopwatch("allocation"):
+        if graph is not None:
+            masks = allocate_effective(graph, scores, sparsity, store.masks)
+        else:
+            masks = allocation(scores, sparsity, store.masks, {entry.name: entry.unit_dim for entry in store.selected})
     if allocation.granularity == "unit":
         masks |= _bias_masks(store, masks)
-    refit = criterion.refit(context, masks)
+    with context.stopwatch("refit"):
+        refit = criterion.refit(context, masks)
     live: dict[str, Tensor] = dict(context.module.named_parameters()) | dict(context.module.named_buffers())
     _check_fit(f"{type(criterion).__name__}.refit", refit, live, complete=False)
     broadcast_from_rank_zero_(refit.values())

@@ -42,7 +42,7 @@ def find_readers(module: nn.Module, selected: Sequence[PrunableParameter]) -> Re
         uses = graph.uses.get(name, ())
         if len(uses) != 1:
             continue
-        places = _follow(graph, uses[0].target)
+        places = passed_on(graph, uses[0].target)
         reading = [s for s in graph.steps if s.source in places and not (isinstance(s, Link) and s.target in places)]
         whole = {space for space, units in places.items() if units == list(range(uses[0].target_size))}
         weights = [
@@ -60,7 +60,7 @@ def find_readers(module: nn.Module, selected: Sequence[PrunableParameter]) -> Re
     return Readers(shown, alone)
 
 
-def _follow(graph: ConnectivityGraph, space: int) -> dict[int, list[int]]:
+def passed_on(graph: ConnectivityGraph, space: int) -> dict[int, list[int]]:
     """Spaces that the units of `space` are passed on to one by one: for each of their units the unit it is, or -1."""
     places = {space: list(range(graph.sizes[space]))}
     for step in graph.steps:

@@ -125,12 +125,12 @@ def load_ticket(path: str | Path, model: nn.Module, selection: Selection | None 
     return store.attach()
 
 
-def unused_path(folder: Path, stem: str) -> Path:
-    """`stem`.safetensors in `folder`, or the first -v1, -v2, ... that no file has yet."""
-    path, version = folder / f"{stem}.safetensors", 0
+def unused_path(folder: Path, stem: str, suffix: str = ".safetensors") -> Path:
+    """The file `stem` + `suffix` in `folder`, or the first with -v1, -v2, ... that does not exist yet."""
+    path, version = folder / f"{stem}{suffix}", 0
     while path.exists():
         version += 1
-        path = folder / f"{stem}-v{version}.safetensors"
+        path = folder / f"{stem}-v{version}{suffix}"
     return path
 
 

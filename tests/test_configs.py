@@ -20,7 +20,9 @@ def files(folder):
 
 EXPERIMENTS = files("experiment")
 DATA = files("data")
-OVERLAYS = [path for path in files(".") if path not in {"base.yaml", *EXPERIMENTS, *DATA}]
+# Needs smooth activations, which the networks for digits do not have; experiment/tree_hierarchical.yaml builds on it.
+OF_TREES = {"criterion/hierarchical_similarity.yaml"}
+OVERLAYS = [path for path in files(".") if path not in {"base.yaml", *EXPERIMENTS, *DATA, *OF_TREES}]
 
 
 def content(path):
@@ -121,6 +123,8 @@ def test_overlay(tmp_path, path):
 
 @pytest.mark.parametrize(("kind", "family"), [("criterion", Criterion), ("schedule", Schedule)])
 def test_every_class_has_a_config(kind, family):
-    configured = {content(path)["pruning"]["init_args"][kind]["class_path"] for path in files(kind)}
+    configured = {
+        content(path)["pruning"]["init_args"][kind]["class_path"] for path in files(kind) if path not in OF_TREES
+    }
     ours = {c.__name__ for c in concrete_subclasses(family) if c.__module__.startswith("sparsecomp.")}
     assert configured == ours

@@ -4,7 +4,7 @@ import math
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import lightning as L
@@ -43,6 +43,8 @@ class PruningEvent:
         after: Sparsity after.
         layers: Parameter name to its sparsity before and after.
         rewound: Whether kept weights went back to the rewind point.
+        seconds: What its parts took: statistics (with gradients), scores, allocation and refit; not part of
+            equality, and not kept in checkpoints.
     """
 
     position: float
@@ -54,6 +56,7 @@ class PruningEvent:
     after: float
     layers: dict[str, tuple[float, float]]
     rewound: bool
+    seconds: dict[str, float] = field(default_factory=dict, compare=False)
 
 
 class PruningBase(L.Callback, ABC):
@@ -227,7 +230,8 @@ class PruningBase(L.Callback, ABC):
         """Masks and events; plain containers and tensors, which `torch.load(weights_only=True)` reads."""
         if self._store is None:
             return self._loaded or {}
-        events = [asdict(event) for event in self._events]
+        # Without their seconds: the checkpoint of a resumed training is that of the uninterrupted one.
+        events = [asdict(event) | {"seconds": {}} for event in self._events]
         return {
             "version": _STATE_VERSION,
             "masks": self._store.state_dict(),

@@ -8,18 +8,22 @@ import torch
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from sparsecomp._checks import check_choice, check_instance
+from sparsecomp._checks import check_choice, check_instance, check_number
+from sparsecomp._stopwatch import Stopwatch
 from sparsecomp.allocation import Allocation, resolve_allocation
 from sparsecomp.allocation.global_ import Global
 from sparsecomp.callbacks.base import PruningBase, PruningEvent
 from sparsecomp.callbacks.position import Position
 from sparsecomp.criteria import Criterion, ScoreContext
-from sparsecomp.planning import make_plan
+from sparsecomp.masks import MaskStore
+from sparsecomp.planning import Plan, make_plan
 from sparsecomp.probe import Probe
 from sparsecomp.rewinding import Rewind, Snapshot
 from sparsecomp.schedules import Schedule
 from sparsecomp.selection import Selection
 from sparsecomp.tickets import save_ticket, unused_path
+
+_L1_UNTIL = "the sparsity with which the L1 warm-up ends"
 
 
 class Pruning(PruningBase):
@@ -44,6 +48,10 @@ class Pruning(PruningBase):
             connections are then removed, and the allocation is global over single weights.
         probe: What the input, the output and the loss of the module are, for criteria that look at data; `Probe()` takes
             (x, y) batches.
+        l1: Coefficient of an L1 warm-up, >= 0: l1 * sum |w| over the selected weights is minimised with the loss, by
+            adding l1 * sign(w) to each gradient before it is clipped. 0 for none.
+        l1_until: The schedule's sparsity with which the warm-up ends, in (0, 1]. Without rewinding, L1 until 0.8 and
+            then magnitude alone did best on the compositional functions of tanh units in our experiments.
 
     Raises:
         ValueError: If a value is out of its range, the schedule's sparsity falls, or the rewind point comes after the
@@ -71,6 +79,8 @@ class Pruning(PruningBase):
         rewind: Rewind | None = None,
         target: Literal["nominal", "effective"] = "nominal",
         probe: Probe | None = None,
+        l1: float = 0.0,
+        l1_until: float = 0.8,
     ) -> None:
         self.criterion = check_instance("criterion", criterion, "what to keep", Criterion, "Magnitude()")
         self.schedule = check_instance("schedule", schedule, "when to prune", Schedule, "OneShot(0.9, at=3)")
@@ -83,6 +93,10 @@ class Pruning(PruningBase):
             raise ValueError(
                 f"`target`='effective' needs the global allocation of single weights; got {self.allocation!r}."
             )
+        self.l1 = _check_l1(l1)
+        self.l1_until = check_number("l1_until", l1_until, _L1_UNTIL, "in (0, 1]")
+        if not 0.0 < self.l1_until <= 1.0:
+            raise ValueError(f"`l1_until` is {_L1_UNTIL} and must be in (0, 1]; got {l1_until!r}.")
         super().__init__(selection, probe)
         if not schedule.is_monotone:
             raise ValueError("`schedule` must not fall: what is pruned here never returns. Use rising sparsities.")
@@ -112,6 +126,14 @@ class Pruning(PruningBase):
                     "`rewind.at` to a later place."
                 )
         super().on_train_start(trainer, pl_module)
+
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Add the L1 warm-up to the gradients of the weights that this optimizer moves, then mask."""
+        if self.l1 and (self._events[-1].target if self._events else 0.0) < self.l1_until:
+            _add_l1_(self._held, optimizer, self.l1)
+        super().on_before_optimizer_step(trainer, pl_module, optimizer)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Leave the ticket and the trained sparse network on disk."""
@@ -157,31 +179,67 @@ class Pruning(PruningBase):
         self._last_step = position.step
         if self.rewind is not None and self._snapshot is None and position.in_unit(self.rewind.unit) >= self.rewind.at:
             self._snapshot = Snapshot.take(pl_module, trainer.optimizers, _schedulers(trainer))
+        self._run_due(trainer, pl_module, position)
+
+    def _run_due(self, trainer: L.Trainer, pl_module: L.LightningModule, position: Position) -> None:
+        """Run the schedule's event, where one is due."""
         event = self.schedule.last_event(position.in_unit(self.schedule.unit))
         if event is None or (self._last_event is not None and event <= self._last_event):
             return
         self._prune(trainer, pl_module, position, event)
         self._last_event = event
 
+    @property
+    def _rewinds_each_event(self) -> bool:
+        return self.rewind is not None
+
     def _prune(self, trainer: L.Trainer, pl_module: L.LightningModule, position: Position, event: float) -> None:
-        store = self._held
-        target = self.schedule.sparsity(event)
-        before, layers_before = store.sparsity, store.layer_sparsity()
-        rewound = False
-        if target > before:
-            if self.rewind is not None and self._snapshot is None:
-                raise ValueError(
-                    f"the first pruning event, {self.schedule.unit} {event}, comes before the rewind point, "
-                    f"{self.rewind.unit} {self.rewind.at}; set `rewind.at` to an earlier place."
-                )
+        store, target, stopwatch = self._held, self.schedule.sparsity(event), Stopwatch()
+        plan = None
+        if target > store.sparsity:
+            self._check_snapshot(event)
             seed = ((self._seed or 0) + len(self._events)) % 2**63
             data = trainer.train_dataloader if self.criterion.needs else None
             context = ScoreContext(
-                pl_module, store.weights, store.masks, seed, data, self.probe.loss, store.selected, self.probe
+                pl_module,
+                store.weights,
+                store.masks,
+                seed,
+                data,
+                self.probe.loss,
+                store.selected,
+                self.probe,
+                stopwatch,
             )
             graph = self._live.required() if self.target == "effective" else None
             plan = make_plan(self.criterion, self.allocation, target, context, store, graph)
-            if self._snapshot is not None:
+        rewind = self.rewind if self._rewinds_each_event else None
+        self._carry_out(trainer, pl_module, position, event, target, plan, rewind, stopwatch.seconds)
+
+    def _check_snapshot(self, event: float) -> None:
+        if self.rewind is not None and self._snapshot is None:
+            raise ValueError(
+                f"the first pruning event, {self.schedule.unit} {event}, comes before the rewind point, "
+                f"{self.rewind.unit} {self.rewind.at}; set `rewind.at` to an earlier place."
+            )
+
+    def _carry_out(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        position: Position,
+        event: float,
+        target: float,
+        plan: Plan | None,
+        rewind: Rewind | None,
+        seconds: dict[str, float],
+    ) -> None:
+        """Commit a plan, rewind where asked to, and record the event."""
+        store = self._held
+        before, layers_before = store.sparsity, store.layer_sparsity()
+        rewound = False
+        if plan is not None:
+            if rewind is not None and self._snapshot is not None:
                 self._snapshot.check(pl_module, len(trainer.optimizers))
             if trainer.fast_dev_run:  # type: ignore[attr-defined]
                 rank_zero_info(
@@ -189,21 +247,21 @@ class Pruning(PruningBase):
                 )
                 return
             plan.commit(pl_module, store)
-            rewound = self._snapshot is not None and store.sparsity > before and not _is_over(trainer, position)
-            if rewound and self.rewind is not None and self._snapshot is not None:
-                schedulers = _schedulers(trainer)
-                self._snapshot.restore(self.rewind, pl_module, store.masks, trainer.optimizers, schedulers)
+            rewound = rewind is not None and store.sparsity > before and not _is_over(trainer, position)
+            if rewound and rewind is not None and self._snapshot is not None:
+                self._snapshot.restore(rewind, pl_module, store.masks, trainer.optimizers, _schedulers(trainer))
             self._hold_everywhere(trainer, pl_module)
         after, layers_after = store.sparsity, store.layer_sparsity()
         layers = {name: (layers_before[name], layers_after[name]) for name in layers_after}
-        record = PruningEvent(
-            event, self.schedule.unit, position.step, position.epoch, target, before, after, layers, rewound
+        unit, step, epoch = self.schedule.unit, position.step, position.epoch
+        self._events.append(
+            PruningEvent(event, unit, step, epoch, target, before, after, layers, rewound, dict(seconds))
         )
-        self._events.append(record)
         change = f"sparsity {before:.4f} to {after:.4f}" if after > before else f"sparsity stays at {after:.4f}"
+        parts = ", ".join(f"{part} {value:.2f} s" for part, value in seconds.items())
         rank_zero_info(
-            f"Pruning at {self.schedule.unit} {event:g} (step {position.step}): {change}"
-            f"{', weights rewound' if rewound else ''}."
+            f"Pruning at {unit} {event:g} (step {step}): {change}{', weights rewound' if rewound else ''}"
+            f"{f' ({parts})' if parts else ''}."
         )
 
     def _save_tickets(self, trainer: L.Trainer, pl_module: L.LightningModule, snapshot: Snapshot) -> None:
@@ -231,6 +289,22 @@ class Pruning(PruningBase):
             "last_event": self._last_event,
             "unit": self.schedule.unit,
         }
+
+
+def _check_l1(l1: float) -> float:
+    meaning = "the coefficient of the L1 warm-up"
+    value = check_number("l1", l1, meaning, ">= 0")
+    if value < 0.0:
+        raise ValueError(f"`l1` is {meaning} and must be >= 0; got {l1!r}.")
+    return value
+
+
+@torch.no_grad()
+def _add_l1_(store: MaskStore, optimizer: torch.optim.Optimizer, l1: float) -> None:
+    moved = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for entry in store.selected:
+        if id(entry.parameter) in moved and entry.parameter.grad is not None:
+            entry.parameter.grad.add_(entry.parameter.sign(), alpha=l1)
 
 
 def _schedulers(trainer: L.Trainer) -> list[Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparsecomp._stopwatch import Stopwatch
 from sparsecomp.gradients import batch_gradients, squared_sample_gradients
 from sparsecomp.probe import Probe
 from sparsecomp.selection import PrunableParameter
@@ -41,6 +42,7 @@ class ScoreContext:
         loss: Scalar loss of (module, batch), where the needs ask for it.
         selected: Where each of the weights lives.
         probe: What the input and the output of the network are, and how many batches are looked at.
+        stopwatch: Where the seconds that statistics and gradients take are counted.
     """
 
     module: nn.Module
@@ -51,6 +53,7 @@ class ScoreContext:
     loss: Callable[[nn.Module, Any], Tensor] | None = field(default=None, repr=False)
     selected: Sequence[PrunableParameter] = ()
     probe: Probe = field(default_factory=Probe, repr=False)
+    stopwatch: Stopwatch = field(default_factory=Stopwatch, repr=False)
     _held: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     def statistics(self, *, gradients: bool = False, signatures: bool = False) -> dict[str, LayerStatistics]:
@@ -62,18 +65,21 @@ class ScoreContext:
         if not held or (gradients, signatures) > (held["gradients"], held["signatures"]):
             asked = {"gradients": gradients, "signatures": signatures}
             data = self.data if self.data is not None else ()
-            found = collect(self.module, self.selected, data, self.probe, generator=self.generator(), **asked)
+            with self.stopwatch("statistics"):
+                found = collect(self.module, self.selected, data, self.probe, generator=self.generator(), **asked)
             held.update(asked, statistics=found)
         statistics: dict[str, LayerStatistics] = held["statistics"]
         return statistics
 
     def batch_gradients(self) -> dict[str, Tensor]:
         """The mean over batches of |gradient of the loss|, by name; see `gradients.batch_gradients`."""
-        return batch_gradients(self.module, self.selected, *self._batches_and_loss())
+        with self.stopwatch("statistics"):
+            return batch_gradients(self.module, self.selected, *self._batches_and_loss())
 
     def squared_sample_gradients(self) -> dict[str, Tensor]:
         """The mean over samples of squared gradients, by name; see `gradients.squared_sample_gradients`."""
-        return squared_sample_gradients(self.module, self.selected, *self._batches_and_loss())
+        with self.stopwatch("statistics"):
+            return squared_sample_gradients(self.module, self.selected, *self._batches_and_loss())
 
     def _batches_and_loss(self) -> tuple[Iterable[Any], Probe, Callable[[nn.Module, Any], Tensor]]:
         if self.data is None or self.loss is None:

@@ -10,8 +10,9 @@ Reference:
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,32 @@ class InputTree:
             if not math.isnan(apart)
         ]
         return bool(told) and not any(told)
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain containers for JSON and checkpoints; NaN becomes None."""
+        return {
+            "levels": [[list(cluster) for cluster in level] for level in self.levels],
+            "similarity": [
+                [{"cluster": list(cluster), "similarity": _or_none(value)} for cluster, value in merged.items()]
+                for merged in self.similarity
+            ],
+            "apart": [_or_none(value) for value in self.apart],
+            "dropped": list(self.dropped),
+            "contradicted": self.contradicted,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "InputTree":
+        """The inverse of `to_record`."""
+        return cls(
+            levels=tuple(tuple(tuple(cluster) for cluster in level) for level in record["levels"]),
+            similarity=tuple(
+                {tuple(pair["cluster"]): _or_nan(pair["similarity"]) for pair in merged}
+                for merged in record["similarity"]
+            ),
+            apart=tuple(_or_nan(value) for value in record["apart"]),
+            dropped=tuple(record["dropped"]),
+        )
 
 
 def similarity_sums(first: Tensor, second: Tensor) -> SimilaritySums:
@@ -235,3 +262,11 @@ def _dealt(clusters: Sequence[frozenset[int]], kinds: Sequence[str]) -> list[fro
     turn = itertools.cycle(clusters)
     of = {unit: next(turn) for kind in dict.fromkeys(kinds) for unit, own in enumerate(kinds) if own == kind}
     return [of[unit] for unit in range(len(kinds))]
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

@@ -95,6 +95,8 @@ FULL = {
         },
         "target": "nominal",
         "probe": {"class_path": "Probe", "init_args": {"batches": 3}},
+        "l1": 0.001,
+        "l1_until": 0.4,
     },
 }
 

@@ -1,0 +1,181 @@
+"""SP-H through real trainings: the tree, the layout, the rewind, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from helpers import Watch, assert_same, clone, masked_values, trainer
+from lightning import LightningModule
+from torch import nn
+
+from sparsecomp import HierarchicalSimilarityPruning, Levels, Magnitude, OneShot, Probe, Pruning, Rewind
+from sparsecomp.data import TensorBatches
+from sparsecomp.functional.hierarchy import InputTree
+from sparsecomp.input_derivatives import input_derivatives
+
+
+class Regression(LightningModule):
+    """A user's regression."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, _):
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+def network(activation=nn.Tanh, outputs=1):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 12), activation(), nn.Linear(12, 12), activation(), nn.Linear(12, outputs))
+
+
+def data(outputs=1):
+    """sin(a b) + (c + d)^2 a b; the last input is constant."""
+    x = torch.rand(256, 5, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    x[:, 4] = 0.5
+    y = torch.sin(2 * x[:, :1] * x[:, 1:2]) * (1 + x[:, 2:3] * x[:, 3:4])
+    return TensorBatches(x, y.expand(-1, outputs), batch_size=32, shuffle=True)
+
+
+def pruner(**options):
+    schedule = Levels((0.6, 0.7, 0.8), begin=4, every=1)
+    return HierarchicalSimilarityPruning(schedule, layout_at=3, rewind=Rewind(at=1, unit="epoch"), **options)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_derivatives_equal_those_of_autograd(outputs):
+    net, (x, _) = network(outputs=outputs).double(), next(iter(data()))
+    x = x.double()
+    found = input_derivatives(net, [x[:20], x[20:]], Probe(), samples=30)
+    first = torch.stack([torch.autograd.functional.jacobian(net, row) for row in x[:30]])
+    variance = x[:30].var(0, correction=0)
+    torch.testing.assert_close(found.effects, first.square().sum(1).mean(0) * variance)
+    second = torch.stack(
+        [
+            torch.stack([torch.autograd.functional.hessian(lambda r, o=o: net(r)[o], row) for o in range(outputs)])
+            for row in x[:30]
+        ]
+    )
+    scaled = second * first.unsqueeze(3) * 1.0  # f_ac f_a
+    cross = torch.einsum("noac,nobc->abc", scaled, scaled)
+    scale = variance[:, None, None] * variance[:, None] * variance
+    torch.testing.assert_close(found.sums.cross, cross * scale)
+    assert found.samples == 30
+    assert found.effects[4] == 0
+    assert found.relevant() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("target", ["nominal", "effective"])
+def test_a_training(tmp_path, target):
+    early = {}
+
+    def look(trainer, module):
+        if trainer.current_epoch == 0 and trainer.is_last_batch:
+            early.update(clone(dict(module.named_parameters())))
+
+    begun = {}
+
+    def start(trainer, module):
+        if trainer.current_epoch == 3:
+            begun.update(clone(dict(module.named_parameters())))
+
+    method, module = pruner(target=target), Regression(network())
+    watch = Watch(on_train_batch_end=look, on_train_epoch_start=start)
+    trainer(method, watch, max_epochs=8, default_root_dir=tmp_path).fit(module, data())
+    assert [event.rewound for event in method.events] == [True, False, False, False]
+    assert method.tree.dropped == (4,)
+    assert method.tree.levels[-1] == ((0, 1, 2, 3),)
+    assert method.sparsity >= 0.79
+    assert not masked_values(module, method.masks).any()
+    assert not method.masks["net.0.weight"][:, 4].any()
+    for name, mask in method.masks.items():  # kept weights began again at the early ones
+        assert_same(begun[name][mask], early[name][mask])
+    record = json.loads((tmp_path / "tree.json").read_text())
+    assert InputTree.from_record(record).levels == method.tree.levels
+    assert (tmp_path / "tree.png").stat().st_size > 1000
+    assert method.events[0].seconds.keys() == {"statistics"}
+    assert {"scores", "refit", "statistics"} <= method.events[1].seconds.keys()
+
+
+def test_the_tree_is_in_the_checkpoint(tmp_path):
+    whole, module = pruner(), Regression(network())
+    trainer(whole, max_epochs=8, default_root_dir=tmp_path).fit(module, data())
+    first, half = pruner(), Regression(network())
+    t = trainer(first, max_epochs=4, default_root_dir=tmp_path)
+    t.fit(half, data())
+    t.save_checkpoint(tmp_path / "run.ckpt")
+    rest, resumed = pruner(), Regression(network())
+    trainer(rest, max_epochs=8, default_root_dir=tmp_path).fit(resumed, data(), ckpt_path=tmp_path / "run.ckpt")
+    assert rest.tree.levels == whole.tree.levels
+    assert len(rest.events) == 4
+    assert_same(dict(rest.masks), dict(whole.masks))
+    assert_same(clone(resumed.state_dict()), clone(module.state_dict()))
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.out = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 1)
+
+    def forward(self, x):
+        x = x + torch.tanh(self.one(x))
+        return self.out(x + torch.tanh(self.two(x)))
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda: network(nn.ReLU), "no second derivatives"),
+        (Residual, "must be a chain of fully connected layers"),
+        (lambda: nn.Sequential(nn.Linear(5, 1)), "it has no hidden layer"),
+        (
+            lambda: nn.Sequential(nn.Linear(5, 1), nn.Tanh(), nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1)),
+            "for each of the 2",
+        ),
+    ],
+)
+def test_what_is_out_of_scope_is_refused_before_it_trains(net, message):
+    module, method = Regression(net()), pruner()
+    before = clone(module.state_dict())
+    with pytest.raises(ValueError, match=message):
+        trainer(method, max_epochs=8).fit(module, data())
+    assert_same(clone(module.state_dict()), before)
+
+
+def test_places_are_in_order():
+    with pytest.raises(ValueError, match="`layout_at`"):
+        HierarchicalSimilarityPruning(layout_at=0.6)
+    with pytest.raises(ValueError, match=r"`rewind\.at`"):
+        HierarchicalSimilarityPruning(Levels((0.5,), begin=4, every=1), layout_at=2, rewind=Rewind(at=3, unit="epoch"))
+
+
+def test_l1_is_the_gradient_of_the_penalty_until_its_sparsity():
+    """One SGD step at a time, against the step that is written by hand."""
+
+    class Sgd(Regression):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    start = dict(Regression(network()).named_parameters())
+    after = {}
+    for l1 in (0.0, 0.5):
+        module = Sgd(network())
+        method = Pruning(Magnitude(), OneShot(0.8, at=2, unit="step"), l1=l1, l1_until=0.5)
+        trainer(method, max_steps=1, max_epochs=1).fit(module, data())
+        after[l1] = clone(dict(module.named_parameters()))
+    name = "net.2.weight"
+    torch.testing.assert_close(after[0.0][name] - after[0.5][name], 0.05 * start[name].detach().sign())
+    assert_same(after[0.0]["net.2.bias"], after[0.5]["net.2.bias"])  # biases are not selected
+
+
+@pytest.mark.parametrize("option", [{"l1": -1.0}, {"l1_until": 0.0}, {"l1_until": 1.5}])
+def test_l1_options_are_checked(option):
+    with pytest.raises(ValueError, match=next(iter(option))):
+        Pruning(Magnitude(), OneShot(0.8, at=1), **option)

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import connectivity, masked_step, moments, monitor, selection
+from benchmarks import connectivity, masked_step, moments, monitor, scoring_event, selection
 
 
 def main() -> None:
@@ -31,9 +31,21 @@ def main() -> None:
         table.add_row(what, f"{ratio:.2f} of forward", f"<= {limit:.2f}", "")
     for what, share, limit, each in monitor.rows(max(5, rounds // 3)):
         table.add_row(what, f"{share:.1%} of an epoch", f"<= {limit:.0%}", f"each epoch {each:.0%}")
+    for what, ratio, least in scoring_event.rows(max(3, rounds // 20)):
+        table.add_row(f"{what}: exact elimination's time / forward selection's", f"{ratio:.1f}", f">= {least:.0f}", "")
     ours, theirs = selection.peak_mebibytes("ours"), selection.peak_mebibytes("torch")
     table.add_row("the same: memory on top of the scores", f"{ours:.0f} MiB", "less", f"{theirs:.0f} MiB")
-    Console(width=130).print(table)
+    console = Console(width=150)
+    console.print(table)
+
+    event = Table(title="An event of Similarity(), as a share of a training epoch of the network", title_justify="left")
+    event.add_column("network")
+    for heading in ("epoch, s", *scoring_event.PARTS, "in all"):
+        event.add_column(heading, justify="right")
+    for what, epoch, seconds in scoring_event.events(max(3, rounds // 10)):
+        shares = [f"{seconds[part] / epoch:.1%}" for part in scoring_event.PARTS]
+        event.add_row(what, f"{epoch:.3f}", *shares, f"{sum(seconds.values()) / epoch:.1%}")
+    console.print(event)
 
 
 main()

@@ -103,10 +103,12 @@ def _chunks(
             x = inputs[start : start + size]
             try:
                 second, first = derivatives(x.reshape(len(x), -1))
+            except torch.OutOfMemoryError:
+                raise
             except (RuntimeError, NotImplementedError) as error:
                 raise TypeError(
                     f"torch.func must be able to map {type(module).__name__} over single samples, and could not: "
-                    f"{str(error).splitlines()[0]} Use a network of Linear layers and smooth activations."
+                    f"{str(error).partition(chr(10))[0]} Use a network of Linear layers and smooth activations."
                 ) from error
             yield x, first, second
             start += len(x)

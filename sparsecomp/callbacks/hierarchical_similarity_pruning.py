@@ -42,9 +42,9 @@ class HierarchicalSimilarityPruning(Pruning):
     The tree is logged, and lies as tree.json and tree.png in the Trainer's `log_dir`. For functions of a balanced
     hierarchy; where no tree shows, a warning gives the similarities, and the layout follows what was found all the same.
 
-    Networks that are a chain of Linear layers with smooth activations, all of them selected, that torch.func can map, of 2
-    to 64 continuous inputs and one or several outputs (over which the similarity is summed); anything else is refused
-    at the start. ReLU is no smooth activation: its second derivatives are 0.
+    Networks that are a chain of Linear layers with smooth activations, all of them selected, that torch.func can map, of
+    at most 64 continuous inputs and one or several outputs (over which the similarity is summed); anything else is
+    refused at the start. ReLU is no smooth activation: its second derivatives are 0.
 
     Args:
         schedule: When to prune inside the layout, and to what total sparsity; sparsity 0.5, 0.7, 0.8, 0.9 at 50, 60, 70,

@@ -73,6 +73,7 @@ class Operations(Reshaping):
         self._functions |= {name: getattr(self, name) for name in _RESHAPING}
         self._functions |= {"swapaxes": self.transpose, "concat": self.cat}
         self._functions |= {"linear": self._linear, "matmul": self._matmul, "layer_norm": self._layer_norm}
+        self._functions["attend"] = self._attend
 
     def find(self, node: fx.Node) -> tuple[str, Handler | None]:
         """The kind of operation, for messages, and what follows units through it."""
@@ -238,6 +239,16 @@ class Operations(Reshaping):
         for position, name in ((2, "weight"), (3, "bias")):
             self.note(argument(position, name))
         return self._norm(argument(0, "input"), argument(1, "normalized_shape"))
+
+    def _attend(self, node: fx.Node, argument: Argument) -> Value:
+        """Of each head, queries and keys reach all units that its values have; see `models.row_transformer.attend`."""
+        names, heads = ("queries", "keys", "values"), argument(3, "heads")
+        queries, keys, values = (self._units(argument(place, name)) for place, name in enumerate(names))
+        mixed = [
+            Units(self.builder.mix(part.space, self._size(values), heads), values.axis, values.dims)
+            for part in (queries, keys)
+        ]
+        return self.join([values, *mixed])
 
     def _parameter(self, value: Any) -> Weight:
         if not isinstance(value, Weight):

@@ -1,20 +1,18 @@
 """Similarity-based pruning, connection by connection."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from sparsecomp._checks import check_int, check_number
+from sparsecomp.criteria._merging import merge_readers
 from sparsecomp.criteria._refitting import least_squares
 from sparsecomp.criteria.base import Criterion, Need, ScoreContext
 from sparsecomp.functional.similarity import (
-    apply_merge,
     elimination_cost,
     forward_selection_cost,
     input_signature,
-    merge_units,
     signature_overlap,
     similarity_score,
     unit_credit,
@@ -47,6 +45,10 @@ class Similarity(Criterion):
     Args:
         gamma: 0, 1 or 2. 0 for quality; 2 where structure is the goal and network inputs are distinguishable (at most
             64 of them); 0 where every unit reads every input.
+        merge: |correlation|, in (0, 1], from which hidden units of a layer merge before scoring: the weights of the
+            dropped one go to the kept one in the Linear layer that reads them. Only units that one such layer alone
+            reads merge; those of a residual stream have several readers or writers and never do. None, the default,
+            merges nothing; .95 rarely finds any in a trained network.
 
     Raises:
         ValueError: If `gamma` is something else.
@@ -86,7 +88,7 @@ class Similarity(Criterion):
         """Cost times credit, times overlap ** gamma; 0 for the connections into merged units."""
         statistics = context.statistics(gradients=True, signatures=self.gamma > 0)
         readers = find_readers(context.module, context.selected)
-        merged = self._merged(context, statistics, readers)
+        merged = merge_readers(context, statistics, readers, self.merge)
         scores = {}
         for entry in context.selected:
             layer = statistics[entry.name]
@@ -105,32 +107,12 @@ class Similarity(Criterion):
 
     def refit(self, context: ScoreContext, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Kept weights by least squares; see `least_squares`."""
-        merged = self._merged(context, context.statistics(), find_readers(context.module, context.selected))
+        readers = find_readers(context.module, context.selected)
+        merged = merge_readers(context, context.statistics(), readers, self.merge)
         return least_squares(context, masks, merged.weights, merged.biases)
-
-    def _merged(self, context: ScoreContext, statistics: Mapping[str, LayerStatistics], readers: Readers) -> "_Merged":
-        merged = _Merged({}, {}, {})
-        entries = {entry.name: entry for entry in context.selected}
-        for writer, reader in readers.only.items() if self.merge is not None else ():
-            layer, bias = statistics[reader], entries[reader].owner.bias
-            if len(layer.mean) != len(context.weights[writer]) or not isinstance(bias, Tensor):
-                continue  # a flattened picture: columns are not units
-            found = merge_units(layer.mean, layer.covariance, self.merge or 1.0)
-            merged.dropped[writer] = found.dropped
-            merged.weights[reader], merged.biases[reader] = apply_merge(found, context.weights[reader], bias.detach())
-        return merged
 
     def __repr__(self) -> str:
         return f"Similarity(gamma={self.gamma}, merge={self.merge})"
-
-
-@dataclass(frozen=True)
-class _Merged:
-    """Weights and biases of readers after merging, and which units of the writers were dropped."""
-
-    weights: dict[str, Tensor]
-    biases: dict[str, Tensor]
-    dropped: dict[str, Tensor]
 
 
 def _cost_by_group(weight: Tensor, covariance: Tensor, variance: Tensor) -> Tensor:
@@ -147,11 +129,12 @@ def _overlap(name: str, statistics: Mapping[str, LayerStatistics], readers: Read
     layer = statistics[name]
     if layer.input_signature is None or layer.output_signature is None:
         raise RuntimeError("statistics were collected without signatures.")
-    if layer.input_signature.dim() > 2:
-        raise ValueError(f"`gamma` > 0 is not available for the grouped convolution {name!r}; use gamma=0.")
     # Activations are seen where they are read; where no selected layer reads them, pre-activations stand in.
     target = layer.output_signature
     shown = statistics[readers.any[name]].input_signature if name in readers.any else None
     if shown is not None:  # of a convolution the taps of a channel are added
         target = shown.reshape(len(target), -1, target.shape[-1]).sum(1)
-    return signature_overlap(input_signature(layer.input_signature), input_signature(target))
+    if layer.input_signature.dim() == 2:
+        return signature_overlap(input_signature(layer.input_signature), input_signature(target))
+    groups = zip(layer.input_signature, target.chunk(len(layer.input_signature)), strict=True)
+    return torch.cat([signature_overlap(input_signature(read), input_signature(written)) for read, written in groups])

@@ -3,6 +3,7 @@
 from sparsecomp.models.cppn import CPPN, MixedActivation
 from sparsecomp.models.masked_module import MaskedModule
 from sparsecomp.models.mlp import MLP
+from sparsecomp.models.row_transformer import RowTransformer
 from sparsecomp.models.small_conv_net import SmallConvNet
 
-__all__ = ["CPPN", "MLP", "MaskedModule", "MixedActivation", "SmallConvNet"]
+__all__ = ["CPPN", "MLP", "MaskedModule", "MixedActivation", "RowTransformer", "SmallConvNet"]

@@ -1,11 +1,16 @@
 """SP-H through real trainings: the tree, the layout, the rewind, and what is refused."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers import Watch, assert_same, clone, masked_values, trainer
 from lightning import LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from sparsecomp import HierarchicalSimilarityPruning, Levels, Magnitude, OneShot, Probe, Pruning, Rewind
@@ -156,26 +161,123 @@ def test_places_are_in_order():
         HierarchicalSimilarityPruning(Levels((0.5,), begin=4, every=1), layout_at=2, rewind=Rewind(at=3, unit="epoch"))
 
 
-def test_l1_is_the_gradient_of_the_penalty_until_its_sparsity():
-    """One SGD step at a time, against the step that is written by hand."""
+@pytest.mark.parametrize(("until", "second"), [(0.5, 0.0), (0.9, 0.5)])
+def test_l1_is_the_gradient_of_the_penalty_until_its_sparsity(until, second):
+    """Two SGD steps with an event to 0.8 between them, against the steps that are written by hand."""
 
     class Sgd(Regression):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    start = dict(Regression(network()).named_parameters())
-    after = {}
-    for l1 in (0.0, 0.5):
-        module = Sgd(network())
-        method = Pruning(Magnitude(), OneShot(0.8, at=2, unit="step"), l1=l1, l1_until=0.5)
-        trainer(method, max_steps=1, max_epochs=1).fit(module, data())
-        after[l1] = clone(dict(module.named_parameters()))
-    name = "net.2.weight"
-    torch.testing.assert_close(after[0.0][name] - after[0.5][name], 0.05 * start[name].detach().sign())
-    assert_same(after[0.0]["net.2.bias"], after[0.5]["net.2.bias"])  # biases are not selected
+    module, by_hand = Sgd(network()), network()
+    method = Pruning(Magnitude(), OneShot(0.8, at=1, unit="step"), l1=0.5, l1_until=until)
+    trainer(method, max_steps=2, max_epochs=1).fit(module, data())
+    for l1, (x, y) in zip((0.5, second), data(), strict=False):
+        nn.functional.mse_loss(by_hand(x), y).backward()
+        with torch.no_grad():
+            for name, weight in by_hand.named_parameters():
+                mask = method.masks.get(f"net.{name}")  # biases are not selected
+                weight.sub_(0.1 * (weight.grad + (0.0 if mask is None else l1 * weight.sign())))
+                if mask is not None:  # the event after the first step
+                    weight.mul_(mask)
+                weight.grad = None
+    for name, weight in by_hand.named_parameters():
+        torch.testing.assert_close(module.net.get_parameter(name), weight)
 
 
 @pytest.mark.parametrize("option", [{"l1": -1.0}, {"l1_until": 0.0}, {"l1_until": 1.5}])
 def test_l1_options_are_checked(option):
     with pytest.raises(ValueError, match=next(iter(option))):
         Pruning(Magnitude(), OneShot(0.8, at=1), **option)
+
+
+def test_a_tree_that_contradicts_itself_is_said(monkeypatch, tmp_path):
+    from sparsecomp.callbacks import hierarchical_similarity_pruning as at
+
+    nan = float("nan")
+    levels = (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+    tree = InputTree(levels, ({(0, 1): 0.1, (2, 3): 0.2}, {(0, 1, 2, 3): nan}), (0.7, nan), (4,))
+    monkeypatch.setattr(at, "infer_levels", lambda sums, inputs: tree)
+    method = pruner()
+    with pytest.warns(UserWarning, match=r"(?s)No tree shows.*\.70 on average"):
+        trainer(method, max_epochs=4, default_root_dir=tmp_path).fit(Regression(network()), data())
+    assert method.tree.contradicted
+    assert not method.masks["net.0.weight"].all()  # the layout follows all the same
+
+
+def test_inputs_of_the_probe_must_be_those_of_the_chain():
+    class Fewer(Probe):
+        def inputs(self, batch):
+            return batch[0][:, :4]
+
+        def outputs(self, module, inputs, batch):
+            return module(torch.nn.functional.pad(inputs, (0, 1)))
+
+    with pytest.raises(ValueError, match=r"must read the 4 inputs of the network; it reads 5"):
+        trainer(pruner(probe=Fewer()), max_epochs=8).fit(Regression(network()), data())
+
+
+def test_seconds_of_inner_parts_do_not_count_twice(monkeypatch):
+    from sparsecomp import _stopwatch
+
+    ticks = iter([0.0, 1.0, 4.0, 10.0, 20.0, 21.0])
+    monkeypatch.setattr(_stopwatch, "_now", lambda: next(ticks))
+    watch = _stopwatch.Stopwatch()
+    with watch("scores"), watch("statistics"):
+        pass
+    with watch("scores"):
+        pass
+    assert watch.seconds == {"statistics": 3.0, "scores": 8.0}
+
+
+def test_resumes_in_the_middle_of_an_epoch(tmp_path):
+    def run(folder, ckpt=None):
+        method, module = pruner(), Regression(network())
+        keep = ModelCheckpoint(tmp_path / folder, "{step}", every_n_train_steps=4, save_top_k=-1)
+        options = {"max_epochs": 8, "default_root_dir": tmp_path / folder, "enable_checkpointing": True}
+        trainer(method, keep, **options).fit(module, data(), ckpt_path=ckpt)
+        return method, module
+
+    whole, module = run("whole")
+    for step in (20, 28):  # the layout is due after step 24
+        rest, resumed = run(f"from {step}", tmp_path / "whole" / f"step={step}.ckpt")
+        assert rest.tree.to_record() == whole.tree.to_record()
+        assert_same(dict(rest.masks), dict(whole.masks))
+        assert_same(clone(resumed.state_dict()), clone(module.state_dict()))
+
+
+def derivatives_of_a_rank(folder, rank):
+    """Where each rank sees half of the data."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    try:
+        return derived(slice(rank, None, 2))
+    finally:
+        dist.destroy_process_group()
+
+
+def derived(part):
+    x, _ = next(iter(TensorBatches(*data().tensors, batch_size=64)))
+    found = input_derivatives(network().double(), [x.double()[part]], Probe(), samples=60)
+    return {"effects": found.effects, "cross": found.sums.cross, "square": found.sums.square, "samples": found.samples}
+
+
+def test_two_ranks_share_the_samples_and_find_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    script = (
+        "import sys, torch; sys.path[:0] = sys.argv[2:]; torch.set_num_threads(1); import test_hierarchical as tests; "
+        "torch.save(tests.derivatives_of_a_rank(sys.argv[1], 1), sys.argv[1] + '/1.pt')"
+    )
+    here = Path(__file__).parent
+    command = [sys.executable, "-c", script, str(tmp_path), str(here), str(here.parent)]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        ours = derivatives_of_a_rank(tmp_path, 0)
+        said = other.communicate(timeout=90)[0]
+    finally:
+        other.kill()
+    assert other.returncode == 0, said
+    theirs, alone = torch.load(tmp_path / "1.pt", weights_only=True), derived(slice(None))
+    assert_same(ours, theirs)
+    assert ours.pop("samples") == alone.pop("samples") == 60  # every other of 64: the first 30 of each are the first 60
+    for name, value in alone.items():
+        torch.testing.assert_close(ours[name], value, rtol=1e-9, atol=1e-12)

@@ -199,6 +199,74 @@ def test_events_leave_the_batches_of_a_resumable_loader_alone():
     assert orders(Pruning(Similarity(), OneShot(0.5, at=2, unit="step"))) == orders()
 
 
+class Stream(nn.Module):
+    """A residual stream that two layers write and two read, and hidden units inside the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.up, self.down, self.head = (nn.Linear(a, b) for a, b in ((5, 6), (6, 8), (8, 6), (6, 3)))
+
+    def forward(self, x):
+        x = torch.tanh(self.stem(x))
+        return self.head(x + self.down(torch.tanh(self.up(x))))
+
+
+def test_units_of_a_residual_stream_do_not_merge_and_those_inside_a_block_do():
+    torch.manual_seed(0)
+    net = Stream().double()
+    with torch.no_grad():
+        for layer in (net.stem, net.up, net.down):  # units 0 and 1 of each are copies
+            layer.weight[1], layer.bias[1] = -layer.weight[0], -layer.bias[0]
+    x = torch.randn(400, 5).double()
+    before = net(x)
+    dropped = 6  # what writes the dropped unit: a row of `up`
+    total = sum(p.numel() for p in net.parameters() if p.dim() > 1)
+    store = prune(net, Similarity(merge=0.999), (dropped + 3) / total, data=[x])
+    rows = {name: mask.flatten(1).any(1) for name, mask in store.masks.items()}
+    assert rows["up.weight"].sum() == 7
+    assert rows["stem.weight"].all()
+    assert rows["down.weight"].all()
+    assert (net(x) - before).abs().max() < 0.02 * before.std()  # three weights more than the copy went
+
+
+@pytest.mark.parametrize("reader", ["bias", "norm"])
+def test_dead_and_constant_units_fold_into_what_follows(reader):
+    torch.manual_seed(0)
+    after = [nn.Linear(6, 4, bias=False), nn.BatchNorm1d(4)] if reader == "norm" else [nn.Linear(6, 4)]
+    net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), *after, nn.Tanh(), nn.Linear(4, 2)).double().eval()
+    with torch.no_grad():
+        net[0].bias[0] = -100.0  # dead
+        net[0].weight[1], net[0].bias[1] = 0.0, 2.0  # constant
+    x = torch.randn(300, 3).double()
+    before = net(x)
+    store = prune(net, Similarity(), 14 / 50, data=[x])
+    assert store.masks["0.weight"].any(1).tolist() == [False, False, True, True, True, True]
+    assert store.masks["2.weight"].any(0).tolist() == [False, False, True, True, True, True]
+    assert store.masks["0.weight"][2:].all()
+    torch.testing.assert_close(net(x), before, rtol=0, atol=1e-5)
+
+
+def test_overlap_of_a_grouped_convolution_is_that_of_its_blocks():
+    def network(groups):
+        return nn.Sequential(nn.Conv1d(4, 4, 1), nn.Tanh(), nn.Conv1d(4, 6, 1, groups=groups), nn.Tanh(), nn.Flatten())
+
+    torch.manual_seed(0)
+    grouped, whole = network(2).double(), network(1).double()
+    whole.load_state_dict(grouped.state_dict() | {"2.weight": torch.zeros(6, 4, 1).double()})
+    with torch.no_grad():
+        whole[2].weight[:3, :2], whole[2].weight[3:, 2:] = grouped[2].weight[:3], grouped[2].weight[3:]
+    x = torch.randn(50, 4, 2).double()
+
+    def overlaps(net):
+        store = MaskStore(net)
+        context = ScoreContext(net, store.weights, store.masks, 0, [x], None, store.selected, Probe())
+        with_overlap, without = (Similarity(gamma).score(context)["2.weight"] for gamma in (1, 0))
+        return with_overlap / without
+
+    of_blocks = overlaps(whole)
+    torch.testing.assert_close(overlaps(grouped), torch.cat([of_blocks[:3, :2], of_blocks[3:, 2:]]))
+
+
 # Two ranks
 
 

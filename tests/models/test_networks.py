@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from sparsecomp.models import MLP, SmallConvNet
+from sparsecomp.connectivity import ConnectivityGraph, live_connections
+from sparsecomp.models import MLP, RowTransformer, SmallConvNet
+from sparsecomp.models.row_transformer import attend
 
 
 def kinds(network):
@@ -85,3 +87,64 @@ def test_small_conv_net_of_other_sizes(channels, size, inputs):
 def test_small_conv_net_refuses(arguments, error, match):
     with pytest.raises(error, match=match):
         SmallConvNet(*arguments)
+
+
+def test_attention_is_softmax_of_products_head_by_head():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 5, 6).double()
+    parts = []
+    for head in (slice(0, 3), slice(3, 6)):
+        weights = (q[..., head] @ k[..., head].transpose(1, 2) / 3**0.5).softmax(-1)
+        parts.append(weights @ v[..., head])
+    torch.testing.assert_close(attend(q, k, v, 2), torch.cat(parts, -1))
+
+
+def test_row_transformer():
+    torch.manual_seed(0)
+    network = RowTransformer(8, 8, 10).eval()
+    linear = [tuple(layer.weight.shape) for layer in network.modules() if isinstance(layer, nn.Linear)]
+    block = [(32, 32)] * 4 + [(128, 32), (32, 128)]
+    assert linear == [(32, 8), *block, *block, (10, 32)]
+    x = torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(network(x), network(x[:, 0]))
+    assert not torch.allclose(network(x), network(x.flip(-2)), atol=1e-4)  # rows have places
+    alone = torch.cat([network(one[None]) for one in x])
+    torch.testing.assert_close(network(x), alone)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_connectivity_of_the_row_transformer_is_that_of_its_derivatives(depth):
+    """Without the norms, which mix all units: a unit of a head stays in its head."""
+    torch.manual_seed(0)
+    network = RowTransformer(3, 4, 2, width=4, heads=2, depth=depth, feedforward=3)
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, nn.LayerNorm):
+            network.set_submodule(name, nn.Identity())
+    graph = ConnectivityGraph.trace(network)
+    masks = {name: torch.ones_like(p, dtype=torch.bool) for name, p in network.named_parameters() if name in graph.uses}
+    block = "blocks.0."
+    for name in (block + "value.weight", block + "query.weight", block + "key.weight"):
+        masks[name][:2] = False  # the first head has nothing to say ...
+    live = live_connections(graph, masks)
+    assert not live[block + "projection.weight"][:, :2].any()
+    assert live[block + "projection.weight"][:, 2:].all()
+    masks[block + "query.weight"][0] = True  # ... or something, by one query, which all units of the head may hear
+    live = live_connections(graph, masks)
+    assert live[block + "projection.weight"][:, :2].all()
+    masks[block + "projection.weight"][:, :2] = False
+    assert not live_connections(graph, masks)[block + "query.weight"][:2].any()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ((0, 8, 10), ValueError, "`in_features` is the number of values in a row"),
+        ((8, 8, 10, 32, 3), ValueError, "`width` .* multiple of the 3 heads; got 32"),
+        ((8, 8, 10, 32, 2, 0), ValueError, "`depth` is the number of blocks"),
+        ((8, 8, 10, 32, 2, 2, 0), ValueError, "`feedforward` is the hidden units"),
+        ((8, 8.5, 10), TypeError, "`tokens` .* got 8.5"),
+    ],
+)
+def test_row_transformer_refuses(arguments, error, match):
+    with pytest.raises(error, match=match):
+        RowTransformer(*arguments)

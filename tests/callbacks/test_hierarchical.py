@@ -231,19 +231,31 @@ def test_seconds_of_inner_parts_do_not_count_twice(monkeypatch):
 
 
 def test_resumes_in_the_middle_of_an_epoch(tmp_path):
-    def run(folder, ckpt=None):
+    def run(ckpt=None):
         method, module = pruner(), Regression(network())
-        keep = ModelCheckpoint(tmp_path / folder, "{step}", every_n_train_steps=4, save_top_k=-1)
-        options = {"max_epochs": 8, "default_root_dir": tmp_path / folder, "enable_checkpointing": True}
+        keep = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=4, save_top_k=-1)
+        options = {"max_epochs": 8, "default_root_dir": tmp_path, "enable_checkpointing": True}
         trainer(method, keep, **options).fit(module, data(), ckpt_path=ckpt)
         return method, module
 
-    whole, module = run("whole")
+    whole, module = run()
     for step in (20, 28):  # the layout is due after step 24
-        rest, resumed = run(f"from {step}", tmp_path / "whole" / f"step={step}.ckpt")
+        rest, resumed = run(tmp_path / f"step={step}.ckpt")
         assert rest.tree.to_record() == whole.tree.to_record()
         assert_same(dict(rest.masks), dict(whole.masks))
         assert_same(clone(resumed.state_dict()), clone(module.state_dict()))
+
+
+def test_what_another_pruner_dropped_stays_dropped(tmp_path):
+    first, module = Pruning(Magnitude(), OneShot(0.3, at=1), rewind=Rewind()), Regression(network())
+    t = trainer(first, max_epochs=2, default_root_dir=tmp_path)
+    t.fit(module, data())
+    t.save_checkpoint(tmp_path / "run.ckpt")
+    rest = HierarchicalSimilarityPruning(Levels((0.8,), begin=4, every=1), layout_at=3)
+    t = trainer(rest, max_epochs=4, default_root_dir=tmp_path)
+    t.fit(Regression(network()), data(), ckpt_path=tmp_path / "run.ckpt")
+    assert rest.tree is not None
+    assert not any((rest.masks[name] & ~mask).any() for name, mask in first.masks.items())
 
 
 def derivatives_of_a_rank(folder, rank):
@@ -256,8 +268,8 @@ def derivatives_of_a_rank(folder, rank):
 
 
 def derived(part):
-    x, _ = next(iter(TensorBatches(*data().tensors, batch_size=64)))
-    found = input_derivatives(network().double(), [x.double()[part]], Probe(), samples=60)
+    x = data().tensors[0][:64].double()
+    found = input_derivatives(network().double(), [x[part]], Probe(), samples=60)
     return {"effects": found.effects, "cross": found.sums.cross, "square": found.sums.square, "samples": found.samples}
 
 

@@ -120,16 +120,41 @@ def _fit(rows: Tensor, kept: Tensor, covariance: Tensor, width: int, ridge: floa
     factor = _checked.factor(gram + shrink[:, None, None] * identity, "ridge", ridge)
     solution = torch.cholesky_solve(moment.unsqueeze(2), factor).squeeze(2)
     if exact_below > 0:
-        exact = _smallest(gram, moment)
-        left = variance - 2 * (exact * moment).sum(1) + (exact * (gram @ exact.unsqueeze(2)).squeeze(2)).sum(1)
-        solution = torch.where((left <= exact_below * variance).unsqueeze(1), exact, solution)
+        few = _may_be_determined(gram, moment, variance, exact_below).nonzero().squeeze(1)
+        of, to = gram[few], moment[few]
+        exact = _smallest(of, to)
+        left = variance[few] - 2 * (exact * to).sum(1) + (exact * (of @ exact.unsqueeze(2)).squeeze(2)).sum(1)
+        chosen = (left <= exact_below * variance[few]).unsqueeze(1)
+        solution[few] = torch.where(chosen, exact, solution[few])
     return torch.zeros_like(rows).scatter(1, index, solution * there)
+
+
+def _may_be_determined(gram: Tensor, moment: Tensor, variance: Tensor, exact_below: float) -> Tensor:
+    """(n,) bool, False where what the kept inputs leave of the unit is certainly more than `exact_below` of its variance.
+
+    A Cholesky factor takes a tenth of the time of the eigenvectors that `_smallest` needs. With t added to the diagonal
+    of standardised inputs what is left grows, but of what directions above the noise explain only by
+    t / _NOISE = 0.1%.
+    """
+    inverse = _inverse_deviation(gram)
+    standardised = gram * inverse.unsqueeze(2) * inverse.unsqueeze(1)
+    standardised.diagonal(dim1=1, dim2=2).add_(1e-3 * _NOISE + (inverse == 0))
+    lower, info = torch.linalg.cholesky_ex(standardised)
+    half = torch.linalg.solve_triangular(lower, (moment * inverse).unsqueeze(2), upper=False).squeeze(2)
+    left = variance - half.square().sum(1)
+    certain: Tensor = (info == 0) & (left > (exact_below + 2e-3) * variance)
+    return ~certain
+
+
+def _inverse_deviation(gram: Tensor) -> Tensor:
+    """One over the standard deviation of each input (n, width); 0 for a constant or absent one."""
+    deviation = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    return torch.where(deviation > 0, 1 / deviation, 0.0)
 
 
 def _smallest(gram: Tensor, moment: Tensor) -> Tensor:
     """The least-squares solutions of smallest norm in standardised inputs, without directions that are noise."""
-    deviation = gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
-    inverse = torch.where(deviation > 0, 1 / deviation, 0.0)
+    inverse = _inverse_deviation(gram)
     values, vectors = torch.linalg.eigh(gram * inverse.unsqueeze(2) * inverse.unsqueeze(1))
     values = torch.where(values > _NOISE * values[:, -1:], 1 / values, 0.0).unsqueeze(2)
     standardised = (moment * inverse).unsqueeze(2)

@@ -537,6 +537,25 @@ def test_refit_by_hand_of_kernels_and_of_a_missing_bias():
     close(bias, double(2.0), rtol=1e-7)
 
 
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
+def test_refit_takes_eigenvectors_of_rows_that_may_need_them_only(monkeypatch, noise):
+    a = normal(400, 12)
+    # The last six are combinations of the first ones up to noise; one is nearly a copy, one is constant.
+    a[:, 6:] = a[:, :6] @ normal(6, 6, seed=1) + noise * normal(400, 6, seed=2)
+    a[:, 1], a[:, 2] = a[:, 0] + 1e-4 * a[:, 1], 3.0
+    weight, mask = normal(20, 12, seed=3), torch.rand(20, 12, generator=torch.Generator().manual_seed(4)) < 0.6
+    asked = []
+    smallest = refitting_module._smallest
+    monkeypatch.setattr(refitting_module, "_smallest", lambda g, m: (asked.append(len(g)), smallest(g, m))[1])
+    screened = refit(weight, None, mask, *moments(a))
+    few = sum(asked)
+    every = lambda gram, *_: torch.ones(len(gram), dtype=torch.bool)  # noqa: E731
+    monkeypatch.setattr(refitting_module, "_may_be_determined", every)
+    for got, expected in zip(screened, refit(weight, None, mask, *moments(a)), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert few < sum(asked) - few
+
+
 def test_refit_in_chunks(monkeypatch):
     a, weight, bias, mask = mixed(90, 8), normal(9, 8, seed=1), normal(9, seed=2), normal(9, 8, seed=3) > 0.3
     whole = refit(weight, bias, mask, *moments(a))

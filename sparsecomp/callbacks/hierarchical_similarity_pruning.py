@@ -1,10 +1,12 @@
 """The tree of the inputs, a mask that follows it, and similarity-based pruning inside (SP-H)."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+from lightning.pytorch.loggers import WandbLogger
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
 
 from sparsecomp._checks import check_int, check_number
@@ -39,7 +41,8 @@ class HierarchicalSimilarityPruning(Pruning):
     3. The schedule then prunes inside that mask by `Similarity` with gamma 0. An event whose sparsity the layout already
        has changes nothing.
 
-    The tree is logged, and lies as tree.json and tree.png in the Trainer's `log_dir`. For functions of a balanced
+    The tree is printed, lies as tree.json and tree.png in the Trainer's `log_dir`, and goes as a picture to a WandbLogger;
+    the mean similarity of what merged at level l is logged as `pruning/tree_level_l`. For functions of a balanced
     hierarchy; where no tree shows, a warning gives the similarities, and the layout follows what was found all the same.
 
     Networks that are a chain of Linear layers with smooth activations, all of them selected, that torch.func can map, of
@@ -166,6 +169,9 @@ class HierarchicalSimilarityPruning(Pruning):
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.tree = tree
             _save(trainer, tree)
+            for level, mean in enumerate(tree.mean_similarity, start=1):
+                if not math.isnan(mean):
+                    pl_module.log(f"pruning/tree_level_{level}", mean, on_step=False, on_epoch=True)
 
     def _chain(self, live: LiveConnections, pl_module: L.LightningModule) -> LinearChain:
         if live.graph is None:
@@ -202,3 +208,6 @@ def _save(trainer: L.Trainer, tree: InputTree) -> None:
     record.write_text(json.dumps(tree.to_record(), indent=1) + "\n")
     draw_tree(tree, picture)
     rank_zero_info(f"Saved tree: {record}, {picture}")
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            logger.log_image("pruning/tree", [str(picture)], step=trainer.global_step)

@@ -58,13 +58,15 @@ class InputTree:
     dropped: Cluster = ()
 
     @property
+    def mean_similarity(self) -> tuple[float, ...]:
+        """Per level the mean similarity of the pairs that were merged; NaN where one cannot be told."""
+        return tuple(math.fsum(merged.values()) / len(merged) for merged in self.similarity)
+
+    @property
     def contradicted(self) -> bool:
         """Whether at every level that can be told the merged pairs are no more similar than the others: no tree shows."""
-        told = [
-            math.fsum(merged.values()) / len(merged) > apart
-            for merged, apart in zip(self.similarity, self.apart, strict=True)
-            if not math.isnan(apart)
-        ]
+        pairs = zip(self.mean_similarity, self.apart, strict=True)
+        told = [merged > apart for merged, apart in pairs if not math.isnan(apart)]
         return bool(told) and not any(told)
 
     def to_record(self) -> dict[str, Any]:

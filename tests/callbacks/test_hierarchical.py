@@ -1,6 +1,8 @@
 """SP-H through real trainings: the tree, the layout, the rewind, and what is refused."""
 
+import csv
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import wandb
 from helpers import Watch, assert_same, clone, masked_values, trainer
 from lightning import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, WandbLogger
 from torch import nn
 
 from sparsecomp import HierarchicalSimilarityPruning, Levels, Magnitude, OneShot, Probe, Pruning, Rewind
@@ -107,6 +111,23 @@ def test_a_training(tmp_path, target):
     assert (tmp_path / "tree.png").stat().st_size > 1000
     assert method.events[0].seconds.keys() == {"statistics"}
     assert {"scores", "refit", "statistics"} <= method.events[1].seconds.keys()
+
+
+@pytest.mark.parametrize("layout_at", [0, 3])
+def test_the_tree_goes_to_the_loggers(tmp_path, monkeypatch, layout_at):
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    schedule = Levels((0.6,), begin=4, every=1)
+    method = HierarchicalSimilarityPruning(schedule, layout_at=layout_at)
+    loggers = [CSVLogger(tmp_path, "csv"), WandbLogger("run", tmp_path, offline=True)]
+    t = trainer(method, max_epochs=4, default_root_dir=tmp_path, logger=loggers)
+    t.fit(Regression(network()), data())
+    wandb.finish()
+    (picture,) = tmp_path.rglob("media/images/pruning/tree*.png")
+    assert picture.read_bytes() == (tmp_path / "csv" / "version_0" / "tree.png").read_bytes()
+    with (tmp_path / "csv" / "version_0" / "metrics.csv").open() as file:
+        logged = [row["pruning/tree_level_1"] for row in csv.DictReader(file)]
+    assert [float(value) for value in logged if value] == [pytest.approx(method.tree.mean_similarity[0])]
+    assert math.isnan(method.tree.mean_similarity[-1])  # no input is left outside to tell by, and nothing is logged
 
 
 def test_the_tree_is_in_the_checkpoint(tmp_path):

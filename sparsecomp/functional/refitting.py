@@ -6,8 +6,8 @@ from torch import Tensor
 from sparsecomp._checks import check_number
 from sparsecomp.functional import _checked
 
-# Values of the matrices of one batch of solves, at most (64 MiB), unless a single one is larger.
-_CHUNK = 2**23
+# Values of the matrices of one batch of solves, at most (2 MiB, which caches hold), unless a single one is larger.
+_CHUNK = 2**18
 _FLOOR = 1e-8
 # Directions of the kept inputs with less than this share of the largest eigenvalue of their correlations are noise.
 _NOISE = 1e-6
@@ -110,14 +110,17 @@ def _fit(rows: Tensor, kept: Tensor, covariance: Tensor, width: int, ridge: floa
         return torch.zeros_like(rows)
     index = kept.long().argsort(dim=1, descending=True, stable=True)[:, :width]
     there = kept.gather(1, index)
-    gram = covariance[index.unsqueeze(2), index.unsqueeze(1)] * (there.unsqueeze(2) & there.unsqueeze(1))
+    gram = covariance[index.unsqueeze(2), index.unsqueeze(1)]
+    if not bool(there.all()):
+        gram *= there.unsqueeze(2) & there.unsqueeze(1)
     moment = rows @ covariance
     variance = (rows * moment).sum(1)
     moment = moment.gather(1, index) * there
 
     shrink = ridge * gram.diagonal(dim1=1, dim2=2).sum(1) / there.sum(1).clamp(min=1) + _FLOOR
-    identity = torch.eye(width, dtype=rows.dtype, device=rows.device)
-    factor = _checked.factor(gram + shrink[:, None, None] * identity, "ridge", ridge)
+    damped = gram.clone()
+    damped.diagonal(dim1=1, dim2=2).add_(shrink.unsqueeze(1))
+    factor = _checked.factor(damped, "ridge", ridge)
     solution = torch.cholesky_solve(moment.unsqueeze(2), factor).squeeze(2)
     if exact_below > 0:
         few = _may_be_determined(gram, moment, variance, exact_below).nonzero().squeeze(1)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import lightning as L
 from lightning.pytorch.loggers import WandbLogger
 from lightning_utilities.core.rank_zero import rank_zero_info, rank_zero_warn
+from torch import nn
 
 from sparsecomp._checks import check_int, check_number
 from sparsecomp._stopwatch import Stopwatch
@@ -27,6 +28,20 @@ from sparsecomp.selection import Selection
 from sparsecomp.tickets import unused_path
 from sparsecomp.tree_report import draw_tree, tree_text
 
+# Samples at the start, to see whether there are second derivatives at all.
+_LOOKED_AT = 32
+_PIECEWISE_LINEAR = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.RReLU,
+    nn.Hardtanh,
+    nn.Hardshrink,
+    nn.Softshrink,
+    nn.Hardsigmoid,
+    nn.Threshold,
+)
 _LAYOUT_AT = "the place in the schedule's unit at which the tree is inferred"
 
 
@@ -43,17 +58,19 @@ class HierarchicalSimilarityPruning(Pruning):
 
     The tree is printed, lies as tree.json and tree.png in the Trainer's `log_dir`, and goes as a picture to a WandbLogger;
     the mean similarity of what merged at level l is logged as `pruning/tree_level_l`. For functions of a balanced
-    hierarchy; where no tree shows, a warning gives the similarities, and the layout follows what was found all the same.
+    hierarchy, which the dense network must have learned by then. Look at the similarities: what merges was chosen for being
+    most similar, so that a tree is found in anything. A warning comes only where at every level the merged pairs are no
+    more similar than the others; the layout follows what was found all the same.
 
-    Networks that are a chain of Linear layers with smooth activations, all of them selected, that torch.func can map, of
-    at most 64 continuous inputs and one or several outputs (over which the similarity is summed); anything else is
-    refused at the start. ReLU is no smooth activation: its second derivatives are 0.
+    Networks that are a chain of Linear layers, at least two of them hidden, with smooth activations, all of them selected,
+    that torch.func can map, of 3 to 64 continuous inputs and one or several outputs (over which the similarity is summed);
+    anything else is refused at the start. ReLU is no smooth activation: its second derivatives are 0.
 
     Args:
         schedule: When to prune inside the layout, and to what total sparsity; sparsity 0.5, 0.7, 0.8, 0.9 at 50, 60, 70,
             80% of the training if None.
         layout_at: Position of the layout in the schedule's unit, before the schedule's first event; half way to it if
-            None.
+            None. 0 infers the tree of the untrained network.
         rewind: The early point that the layout goes back to; the initialisation if None.
         samples: How many training samples derivatives are taken of, >= 1.
         selection: What is prunable; must take in every layer.
@@ -74,6 +91,7 @@ class HierarchicalSimilarityPruning(Pruning):
 
     rewind: Rewind
     tree: InputTree | None
+    _planned: bool  # a tree was inferred, but not kept under fast_dev_run
 
     def __init__(
         self,
@@ -106,13 +124,16 @@ class HierarchicalSimilarityPruning(Pruning):
         """Refuse a network that is out of scope before it trains for nothing."""
         if self.tree is None:
             chain = self._chain(LiveConnections.of(trainer, pl_module, self.probe), pl_module)
-            found = self._derivatives(trainer, pl_module, chain, samples=2)
+            _check_smooth(pl_module)
+            found = self._derivatives(trainer, pl_module, chain, samples=min(self.samples, _LOOKED_AT))
             if not bool(found.sums.square.any()) and bool(found.effects.any()):
                 raise ValueError(
                     f"{type(pl_module).__name__} has no second derivatives by its inputs, from which the tree is inferred; "
                     "use smooth activations such as tanh, not ReLU."
                 )
-            layout_mask(_pairs(chain.inputs), chain.inputs, chain.activations, chain.outputs)  # are layers wide enough?
+            for inputs in range(1, chain.inputs + 1):  # are layers wide enough, however many inputs are dropped?
+                layout_mask(_pairs(inputs), inputs, chain.activations, chain.outputs)
+        self._planned = False
         super().on_train_start(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,13 +149,14 @@ class HierarchicalSimilarityPruning(Pruning):
     def _forget(self) -> None:
         super()._forget()
         self.tree = None
+        self._planned = False
 
     @property
     def _rewinds_each_event(self) -> bool:
         return False
 
     def _run_due(self, trainer: L.Trainer, pl_module: L.LightningModule, position: Position) -> None:
-        if self.tree is None and position.in_unit(self.schedule.unit) >= self.layout_at:
+        if self.tree is None and not self._planned and position.in_unit(self.schedule.unit) >= self.layout_at:
             self._lay_out(trainer, pl_module, position)
         super()._run_due(trainer, pl_module, position)
 
@@ -166,6 +188,7 @@ class HierarchicalSimilarityPruning(Pruning):
         self._carry_out(
             trainer, pl_module, position, self.layout_at, target, Plan(masks, {}), self.rewind, stopwatch.seconds
         )
+        self._planned = True
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self.tree = tree
             _save(trainer, tree)
@@ -176,7 +199,13 @@ class HierarchicalSimilarityPruning(Pruning):
     def _chain(self, live: LiveConnections, pl_module: L.LightningModule) -> LinearChain:
         if live.graph is None:
             raise ValueError(f"the layers of the network must be a chain, and are not known: {live.reason}")
-        return linear_chain(live.graph, pl_module, self._held.selected)
+        chain = linear_chain(live.graph, pl_module, self._held.selected)
+        if len(chain.activations) < 2 or chain.inputs < 3:
+            raise ValueError(
+                "a layout needs at least two hidden layers and three inputs to have anything to cut; the network has "
+                f"{len(chain.activations)} and {chain.inputs}. Use SimilarityPruning, or another network."
+            )
+        return chain
 
     def _derivatives(
         self, trainer: L.Trainer, pl_module: L.LightningModule, chain: LinearChain, samples: int
@@ -187,6 +216,15 @@ class HierarchicalSimilarityPruning(Pruning):
                 f"{chain.names[0]} must read the {len(found.effects)} inputs of the network; it reads {chain.inputs}."
             )
         return found
+
+
+def _check_smooth(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, _PIECEWISE_LINEAR):
+            raise ValueError(
+                f"{name} ({type(layer).__name__}) is piecewise linear and has no second derivatives, from which the tree is "
+                "inferred; use smooth activations such as tanh."
+            )
 
 
 def _pairs(inputs: int) -> list[Level]:

@@ -241,7 +241,14 @@ class Operations(Reshaping):
         return self._norm(argument(0, "input"), argument(1, "normalized_shape"))
 
     def _attend(self, node: fx.Node, argument: Argument) -> Value:
-        """Of each head, queries and keys reach all units that its values have; see `models.row_transformer.attend`."""
+        """Of each head, queries and keys reach all units that its values have.
+
+        An upper bound: queries and keys of a head whose values are all dead count as live.
+        """
+        from sparsecomp.models.row_transformer import attend
+
+        if node.target is not attend:
+            raise UntraceableError("it is not known how this operation moves units")
         names, heads = ("queries", "keys", "values"), argument(3, "heads")
         queries, keys, values = (self._units(argument(place, name)) for place, name in enumerate(names))
         mixed = [

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from sparsecomp._checks import check_int
-from sparsecomp.criteria.base import Criterion, ScoreContext
+from sparsecomp.criteria.base import Criterion, ScoreContext, generator_of
 
 
 class Random(Criterion):
@@ -30,7 +30,7 @@ class Random(Criterion):
 
     def score(self, context: ScoreContext) -> dict[str, Tensor]:
         """Return random numbers, drawn on the CPU so that every device gets the same."""
-        generator = context.generator() if self.seed is None else torch.Generator().manual_seed(self.seed)
+        generator = context.generator() if self.seed is None else generator_of(self.seed)
         return {
             name: torch.rand(weight.shape, generator=generator).to(weight.device)
             for name, weight in context.weights.items()

@@ -50,6 +50,8 @@ class InputTree:
             was left outside to tell by.
         apart: Per level the mean similarity of the pairs that were not merged; NaN if there were none.
         dropped: Inputs that are in no cluster.
+
+    A tree of a single input has one level, and no similarity.
     """
 
     levels: tuple[Level, ...]

@@ -23,7 +23,17 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, heads: int) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2)
 
 
+def tokens_of(x: Tensor, tokens: int, features: int) -> Tensor:
+    """(batch, [channels,] rows, features) -> (batch, tokens, features); left whole by torch.fx, as it looks at shapes."""
+    if x.dim() < 3 or x.shape[-1] != features or x[0].numel() != tokens * features:
+        raise ValueError(
+            f"the input must be (batch, [channels,] rows, {features}) with {tokens} rows in all; got {tuple(x.shape)}."
+        )
+    return x.reshape(len(x), tokens, features)
+
+
 torch.fx.wrap("attend")
+torch.fx.wrap("tokens_of")
 
 
 class _Block(nn.Module):
@@ -65,7 +75,7 @@ class RowTransformer(nn.Module):
         feedforward: Hidden units of each block; 4 * width if None.
 
     Raises:
-        ValueError: If a number is not positive, or `width` is no multiple of `heads`.
+        ValueError: If a number is not positive, `width` is no multiple of `heads`, or an input has another shape.
         TypeError: If a number is no integer.
 
     Reference:
@@ -98,6 +108,7 @@ class RowTransformer(nn.Module):
             )
         hidden = 4 * width if feedforward is None else feedforward
         check_int("feedforward", hidden, "the hidden units of each block", minimum=1)
+        self.shape = tokens, in_features
         self.embedding = nn.Linear(in_features, width)
         self.position = nn.Parameter(torch.randn(tokens, width) * 0.02)
         self.blocks = nn.Sequential(*(_Block(width, heads, hidden) for _ in range(depth)))
@@ -106,6 +117,6 @@ class RowTransformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, tokens, in_features), or with channels of rows before -> (batch, out_features)."""
-        x = self.embedding(x.flatten(1, -2)) + self.position
+        x = self.embedding(tokens_of(x, *self.shape)) + self.position
         out: Tensor = self.readout(self.norm(self.blocks(x)).mean(-2))
         return out

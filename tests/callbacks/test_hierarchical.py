@@ -145,6 +145,11 @@ def test_the_tree_is_in_the_checkpoint(tmp_path):
     assert_same(clone(resumed.state_dict()), clone(module.state_dict()))
 
 
+class Relu(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+
+
 class Residual(nn.Module):
     def __init__(self):
         super().__init__()
@@ -158,7 +163,9 @@ class Residual(nn.Module):
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (lambda: network(nn.ReLU), "no second derivatives"),
+        (lambda: network(nn.ReLU), r"net\.1 \(ReLU\) .* no second derivatives"),
+        (lambda: network(Relu), "Regression has no second derivatives"),
+        (lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)), "at least two hidden layers"),
         (Residual, "must be a chain of fully connected layers"),
         (lambda: nn.Sequential(nn.Linear(5, 1)), "it has no hidden layer"),
         (
@@ -277,6 +284,27 @@ def test_what_another_pruner_dropped_stays_dropped(tmp_path):
     t.fit(Regression(network()), data(), ckpt_path=tmp_path / "run.ckpt")
     assert rest.tree is not None
     assert not any((rest.masks[name] & ~mask).any() for name, mask in first.masks.items())
+
+
+def test_layers_must_be_wide_enough_for_fewer_inputs_too():
+    """9 inputs have 4 levels, the second in layer 1 of 3: 3 clusters. 8 have 3, the first in layer 1: 4 clusters."""
+    hidden = [layer for _ in range(2) for layer in (nn.Tanh(), nn.Linear(3, 3))]
+    net = nn.Sequential(nn.Linear(9, 3), *hidden, nn.Tanh(), nn.Linear(3, 1))
+    batches = TensorBatches(torch.randn(32, 9), torch.randn(32, 1), batch_size=8)
+    with pytest.raises(ValueError, match="for each of the 4 clusters"):
+        trainer(pruner(), max_epochs=8).fit(Regression(net), batches)
+
+
+def test_a_dev_run_infers_the_tree_once_and_keeps_nothing(monkeypatch):
+    from sparsecomp.callbacks import hierarchical_similarity_pruning as at
+
+    calls = []
+    infer = at.infer_levels
+    monkeypatch.setattr(at, "infer_levels", lambda *sums: (calls.append(1), infer(*sums))[1])
+    method, module = HierarchicalSimilarityPruning(Levels((0.6,), begin=4, every=1), layout_at=0), Regression(network())
+    trainer(method, fast_dev_run=3).fit(module, data())
+    assert len(calls) == 1
+    assert method.tree is None
 
 
 def derivatives_of_a_rank(folder, rank):

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from sparsecomp import Magnitude, Random, ScoreContext
+from sparsecomp import Magnitude, MaskStore, Random, ScoreContext
+from sparsecomp.models import MLP, SmallConvNet
 
 
 def scores(criterion, weights, seed=0):
@@ -62,3 +63,15 @@ def test_random_layers_differ():
 def test_random_refuses_what_is_no_seed(seed, error):
     with pytest.raises(error, match="`seed` is the start of the random numbers and must be an integer >= 0; got"):
         Random(seed=seed)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+@pytest.mark.parametrize("criterion", [Random(), Random(seed=3)])
+def test_random_scores_are_not_the_initial_weights_of_the_same_seed(kind, criterion):
+    torch.manual_seed(3)
+    net = MLP(64, 10) if kind == "mlp" else SmallConvNet(1, 10, image_size=8)
+    store = MaskStore(net)
+    scores = criterion.score(ScoreContext(net, store.weights, store.masks, seed=3))
+    for name, score in scores.items():
+        both = torch.stack([score.flatten().double(), store.weights[name].flatten().double()])
+        assert abs(float(torch.corrcoef(both)[0, 1])) < 4 / score.numel() ** 0.5

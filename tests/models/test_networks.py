@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from sparsecomp.connectivity import ConnectivityGraph, live_connections
+from sparsecomp.connectivity import ConnectivityGraph, UntraceableError, live_connections
 from sparsecomp.models import MLP, RowTransformer, SmallConvNet
 from sparsecomp.models.row_transformer import attend
 
@@ -148,3 +148,34 @@ def test_connectivity_of_the_row_transformer_is_that_of_its_derivatives(depth):
 def test_row_transformer_refuses(arguments, error, match):
     with pytest.raises(error, match=match):
         RowTransformer(*arguments)
+
+
+@pytest.mark.parametrize("shape", [(5, 64), (8, 8), (5, 1, 1, 8), (5, 3, 8, 8), (5, 1, 8, 4)])
+def test_row_transformer_refuses_other_pictures(shape):
+    with pytest.raises(ValueError, match=r"must be \(batch, \[channels,\] rows, 8\) with 8 rows in all; got"):
+        RowTransformer(8, 8, 10)(torch.zeros(shape))
+
+
+def interleaved(queries, keys, values, heads):
+    return queries + keys + values
+
+
+interleaved.__name__ = "attend"
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.read, self.out = nn.Linear(2, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        h = self.read(x)
+        return self.out(interleaved(h, h, h, 2))
+
+
+torch.fx.wrap("interleaved")
+
+
+def test_another_function_of_that_name_is_not_taken_for_attention():
+    with pytest.raises(UntraceableError, match="not known how this operation moves units"):
+        ConnectivityGraph.trace(Own())

@@ -2,8 +2,9 @@
 
 Test accuracy at 80, 90, 95 and 98% effective sparsity of random, magnitude, |w| rms(input), Taylor, Fisher with refit and
 similarity with gamma 0 and 2, on an MLP, a conv net and a transformer; each from the same dense network of a seed, in
-the same rounds, with a fine-tune from each reported level; dense is measured before them. Settings: examples/digits_high_sparsity.yaml. Per-seed results
-go to docs/evidence/digits_high_sparsity.csv, the table to the terminal.
+the same rounds, with a fine-tune from each reported level. Dense is measured before the rounds, after fewer steps.
+Settings: examples/digits_high_sparsity.yaml. Per-seed results go to docs/evidence/digits_high_sparsity.csv, the table to
+the terminal.
 """
 
 import copy

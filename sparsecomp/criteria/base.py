@@ -15,18 +15,6 @@ from sparsecomp.probe import Probe
 from sparsecomp.selection import PrunableParameter
 from sparsecomp.statistics import LayerStatistics, collect
 
-# Of Knuth's linear congruential generator: seeds that follow each other end up far apart.
-_MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
-
-
-def generator_of(seed: int) -> torch.Generator:
-    """A CPU generator that follows the seed, and not the stream that torch draws for that seed itself.
-
-    A network that is built after `seed_everything(seed)` has drawn its weights from that stream: random scores would be
-    the initial weights.
-    """
-    return torch.Generator().manual_seed((seed * _MULTIPLIER + _INCREMENT) % 2**63)
-
 
 class Need(Enum):
     """What a criterion looks at beside weights and masks."""
@@ -100,7 +88,7 @@ class ScoreContext:
 
     def generator(self) -> torch.Generator:
         """A fresh CPU generator for this event; the global random state is left alone."""
-        return generator_of(self.seed)
+        return torch.Generator().manual_seed(self.seed)
 
 
 class Criterion(ABC):

@@ -4,7 +4,12 @@ import torch
 from torch import Tensor
 
 from sparsecomp._checks import check_int
-from sparsecomp.criteria.base import Criterion, ScoreContext, generator_of
+from sparsecomp.criteria.base import Criterion, ScoreContext
+
+
+# Of Knuth's linear congruential generator. Torch's stream of the seed itself is the one that a network built after
+# `seed_everything(seed)` has drawn its weights from: the scores would be the initial weights.
+_MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
 
 
 class Random(Criterion):
@@ -30,7 +35,8 @@ class Random(Criterion):
 
     def score(self, context: ScoreContext) -> dict[str, Tensor]:
         """Return random numbers, drawn on the CPU so that every device gets the same."""
-        generator = context.generator() if self.seed is None else generator_of(self.seed)
+        seed = context.seed if self.seed is None else self.seed
+        generator = torch.Generator().manual_seed((seed * _MULTIPLIER + _INCREMENT) % 2**63)
         return {
             name: torch.rand(weight.shape, generator=generator).to(weight.device)
             for name, weight in context.weights.items()

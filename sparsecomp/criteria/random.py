@@ -6,7 +6,6 @@ from torch import Tensor
 from sparsecomp._checks import check_int
 from sparsecomp.criteria.base import Criterion, ScoreContext
 
-
 # Of Knuth's linear congruential generator. Torch's stream of the seed itself is the one that a network built after
 # `seed_everything(seed)` has drawn its weights from: the scores would be the initial weights.
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407

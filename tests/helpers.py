@@ -1,7 +1,10 @@
 """Small modules and data that many tests use."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -108,3 +111,21 @@ def masked_values(module, masks):
 def kept_values(tensors, masks):
     """Name to the values that the masks keep."""
     return {name: tensors[name].detach()[mask] for name, mask in masks.items()}
+
+
+def on_two_ranks(work, folder):
+    """`work(folder, rank)` of a test module on rank 0 here and on rank 1 in a process of its own: (ours, theirs)."""
+    file = Path(sys.modules[work.__module__].__file__)
+    script = (
+        f"import sys, torch; sys.path[:0] = sys.argv[2:]; torch.set_num_threads(1); import {file.stem} as tests; "
+        f"torch.save(tests.{work.__name__}(sys.argv[1], 1), sys.argv[1] + '/1.pt')"
+    )
+    command = [sys.executable, "-c", script, str(folder), str(file.parent), str(Path(__file__).parent)]
+    other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        ours = work(folder, 0)
+        said = other.communicate(timeout=90)[0]
+    finally:
+        other.kill()
+    assert other.returncode == 0, said
+    return ours, torch.load(folder / "1.pt", weights_only=True)

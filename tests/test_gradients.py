@@ -1,14 +1,11 @@
 """Gradients of the loss against loops over batches and samples, and what they leave behind."""
 
 import copy
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import Lit, Watch, assert_same, clone, loader, masked_values, trainer
+from helpers import Lit, Watch, assert_same, clone, loader, masked_values, on_two_ranks, trainer
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -373,21 +370,6 @@ def of_batches(part):
 
 def test_two_ranks_see_what_one_process_sees(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    script = (
-        "import sys, torch; sys.path[:0] = sys.argv[2:]; torch.set_num_threads(1); import test_gradients as tests; "
-        "torch.save(tests.of_a_rank(sys.argv[1], 1), sys.argv[1] + '/1.pt')"
-    )
-    other = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path), str(Path(__file__).parent)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        ours = of_a_rank(tmp_path, 0)
-        said = other.communicate(timeout=90)[0]
-    finally:
-        other.kill()
-    assert other.returncode == 0, said
-    assert_same(torch.load(tmp_path / "1.pt", weights_only=True), ours)
+    ours, theirs = on_two_ranks(of_a_rank, tmp_path)
+    assert_same(theirs, ours)
     torch.testing.assert_close(ours, of_batches(slice(None)))

@@ -3,15 +3,12 @@
 import csv
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 import wandb
-from helpers import Watch, assert_same, clone, masked_values, trainer
+from helpers import Watch, assert_same, clone, masked_values, on_two_ranks, trainer
 from lightning import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, WandbLogger
@@ -324,20 +321,8 @@ def derived(part):
 
 def test_two_ranks_share_the_samples_and_find_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    script = (
-        "import sys, torch; sys.path[:0] = sys.argv[2:]; torch.set_num_threads(1); import test_hierarchical as tests; "
-        "torch.save(tests.derivatives_of_a_rank(sys.argv[1], 1), sys.argv[1] + '/1.pt')"
-    )
-    here = Path(__file__).parent
-    command = [sys.executable, "-c", script, str(tmp_path), str(here), str(here.parent)]
-    other = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        ours = derivatives_of_a_rank(tmp_path, 0)
-        said = other.communicate(timeout=90)[0]
-    finally:
-        other.kill()
-    assert other.returncode == 0, said
-    theirs, alone = torch.load(tmp_path / "1.pt", weights_only=True), derived(slice(None))
+    ours, theirs = on_two_ranks(derivatives_of_a_rank, tmp_path)
+    alone = derived(slice(None))
     assert_same(ours, theirs)
     assert ours.pop("samples") == alone.pop("samples") == 60  # every other of 64: the first 30 of each are the first 60
     for name, value in alone.items():

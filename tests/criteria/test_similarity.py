@@ -1,14 +1,12 @@
 """The similarity criterion: reference numbers, function preservation, what it refuses, and two real ranks."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from helpers import Lit, assert_same, clone, loader, trainer
+from helpers import Lit, assert_same, clone, loader, on_two_ranks, trainer
 from torch import nn
 
 from sparsecomp import (
@@ -292,24 +290,8 @@ def planned(part):
 
 def test_two_ranks_score_as_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    script = (
-        "import sys, torch; sys.path[:0] = sys.argv[2:]; torch.set_num_threads(1); import test_similarity as tests; "
-        "torch.save(tests.plan_of_a_rank(sys.argv[1], 1), sys.argv[1] + '/1.pt')"
-    )
-    here = Path(__file__).parent
-    other = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path), str(here), str(here.parent)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        ours = plan_of_a_rank(tmp_path, 0)
-        said = other.communicate(timeout=90)[0]
-    finally:
-        other.kill()
-    assert other.returncode == 0, said
-    theirs, alone = torch.load(tmp_path / "1.pt", weights_only=True), planned(slice(None))
+    ours, theirs = on_two_ranks(plan_of_a_rank, tmp_path)
+    alone = planned(slice(None))
     assert_same(theirs["masks"], ours["masks"])
     assert_same(theirs["refit"], ours["refit"])
     assert_same(ours["masks"], alone["masks"])

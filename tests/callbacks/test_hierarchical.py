@@ -289,7 +289,7 @@ def test_layers_must_be_wide_enough_for_fewer_inputs_too():
     net = nn.Sequential(nn.Linear(9, 3), *hidden, nn.Tanh(), nn.Linear(3, 1))
     batches = TensorBatches(torch.randn(32, 9), torch.randn(32, 1), batch_size=8)
     with pytest.raises(ValueError, match="for each of the 4 clusters"):
-        trainer(pruner(), max_epochs=8).fit(Regression(net), batches)
+        trainer(pruner(), max_epochs=1).fit(Regression(net), batches)  # ends before the layout
 
 
 def test_a_dev_run_infers_the_tree_once_and_keeps_nothing(monkeypatch):

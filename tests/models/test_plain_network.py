@@ -1,8 +1,10 @@
 """Networks from plain .npz files: against a reference in NumPy, on real files, and what is refused."""
 
+import io
 import json
 import math
 import pickle
+import zipfile
 
 import numpy as np
 import pytest
@@ -75,6 +77,7 @@ def test_real_networks_draw_their_picture(fer, name, picture):
     [
         ({"w01": None}, "must have the matrices w00, w01, ..., at least two; it has w00, w02"),
         ({"w01": np.zeros((5, 4))}, "w02 reads 5 units, the matrix before it makes 4, and there are 5 activations"),
+        ({"meta": np.array(json.dumps({"activations": ["sin"] * 4}))}, "makes 5, and there are 4 activations"),
         ({"w01": np.zeros(5)}, "w01 must be a finite float matrix; it is float64 of shape"),
         ({"w01": np.full((5, 5), math.nan)}, "w01 must be a finite float matrix"),
         ({"w01": np.zeros((5, 5), dtype=int)}, "w01 must be a finite float matrix; it is int64"),
@@ -107,6 +110,16 @@ def test_size_is_checked_before_arrays_are_read(tmp_path):
     with pytest.raises(ValueError, match="more than `max_bytes`=100 "):
         load_plain_network(path, max_bytes=100)
     load_plain_network(path, max_bytes=10_000)
+
+
+def test_a_header_that_promises_more_than_the_file_has(tmp_path):
+    path = tmp_path / "net.npz"
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**20, 2**20)})
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("w00.npy", header.getvalue())
+    with pytest.raises(ValueError, match=f"unpack to {2**43} bytes"):
+        load_plain_network(path)
 
 
 def test_unit_activations():
